@@ -1,0 +1,91 @@
+"""Which session a request came through. Owned by the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from pdserve.engine.engine import StepOutput
+from pdserve.errors import ProtocolViolation
+from pdserve.rpc.session import Session, failed
+from pdserve.rpc.v1 import worker_pb2 as pb
+
+
+class RequestDirectory:
+    """Live requests by id; a request leaves with its last message or with its session."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, Session] = {}
+        self._emptied = asyncio.Event()
+
+    async def wait_empty(self) -> None:
+        while self._sessions:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._sessions
+
+    def add(self, request_id: str, session: Session) -> None:
+        """Raises ``ProtocolViolation`` when the id is live: ids are unique per attempt."""
+        if request_id in self._sessions:
+            raise ProtocolViolation(f"request {request_id} is live already")
+        self._sessions[request_id] = session
+
+    def discard(self, request_id: str) -> bool:
+        """Whether it was live."""
+        was_live = self._sessions.pop(request_id, None) is not None
+        if not self._sessions:
+            self._emptied.set()
+        return was_live
+
+    def discard_session(self, session: Session) -> list[str]:
+        """The ids of the requests that lose their owner."""
+        orphans = [request_id for request_id, owner in self._sessions.items() if owner is session]
+        for request_id in orphans:
+            self.discard(request_id)
+        return orphans
+
+    def send(self, request_id: str, message: pb.FromWorker) -> None:
+        """Nothing happens for a request that is gone: its router has given it up."""
+        if session := self._sessions.get(request_id):
+            session.send(message)
+
+    def send_last(self, request_id: str, message: pb.FromWorker) -> None:
+        self.send(request_id, message)
+        self.discard(request_id)
+
+    def deliver(self, outputs: Iterable[StepOutput]) -> None:
+        """One TokenBatch per session for all that moved in a step."""
+        batches: dict[Session, pb.TokenBatch] = {}
+        for output in outputs:
+            session = self._sessions.get(output.seq_id)
+            if session is None:
+                continue
+            if output.error is not None:
+                self.send_last(output.seq_id, failed(output.seq_id, output.error))
+                continue
+            batches.setdefault(session, pb.TokenBatch()).sequences.append(_tokens(output))
+        for session, batch in batches.items():
+            session.send(pb.FromWorker(tokens=batch))
+
+
+def _tokens(output: StepOutput) -> pb.SequenceTokens:
+    return pb.SequenceTokens(
+        request_id=output.seq_id,
+        first_index=output.first_index,
+        token_ids=output.token_ids,
+        logprobs=[
+            pb.TokenLogprobs(
+                logprob=entry.logprob,
+                top_token_ids=entry.top_token_ids,
+                top_logprobs=entry.top_logprobs,
+            )
+            for entry in output.logprobs
+        ],
+        finish_reason=output.finish_reason,
+        num_cached_tokens=output.num_cached_tokens,
+    )
