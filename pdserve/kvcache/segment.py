@@ -1,0 +1,77 @@
+"""A rectangle of one request's KV, as it travels. Pure.
+
+Payload, outermost first::
+
+    WireOrder.TOKEN   layer, {K, V}, token, head, dim          any two layouts understand it
+    WireOrder.BLOCK   layer, {K, V}, block, then a block as it lies in the pool
+
+BLOCK needs equal block sizes, pool orders and all heads; ``token_begin`` lies on a block
+boundary and the last block travels whole even when it is not full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from pdserve.kvcache.layout import KVLayout
+
+
+class WireOrder(IntEnum):
+    TOKEN = 0
+    BLOCK = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Layers × heads × tokens; token 0 is the first of the prompt."""
+
+    layer_begin: int
+    num_layers: int
+    head_begin: int
+    num_heads: int
+    token_begin: int
+    num_tokens: int
+
+    @property
+    def token_end(self) -> int:
+        return self.token_begin + self.num_tokens
+
+    @property
+    def layer_end(self) -> int:
+        return self.layer_begin + self.num_layers
+
+    def payload_bytes(self, layout: KVLayout, wire_order: WireOrder) -> int:
+        num_tokens = self.num_tokens
+        if wire_order is WireOrder.BLOCK:
+            num_tokens = layout.num_blocks_for(num_tokens) * layout.block_size
+        return 2 * self.num_layers * num_tokens * self.num_heads * layout.cell_bytes
+
+
+class LandingViews(Protocol):
+    """Where a payload goes: fill ``views`` in order, then ``finish``."""
+
+    @property
+    def views(self) -> Sequence[memoryview]: ...
+
+    def finish(self) -> None:
+        """Moves staged bytes to their place; the caller may still decide not to call it."""
+
+
+class KVBytes(Protocol):
+    """A KV pool as bytes. Methods may run on any thread, for blocks the engine leaves alone meanwhile."""
+
+    @property
+    def layout(self) -> KVLayout: ...
+
+    def read_views(
+        self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder
+    ) -> list[memoryview]:
+        """The payload, without copying where the order allows it."""
+
+    def write_views(
+        self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder
+    ) -> LandingViews:
+        """Writable places for the payload."""
