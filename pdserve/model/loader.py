@@ -1,0 +1,233 @@
+"""Loads a checkpoint with transformers' own class and vets it; refuses what we cannot serve right.
+
+Life: config checked → weights loaded → a probe records what reaches attention → the same
+prompt through the model's own attention and through ours must agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from pdserve.errors import UnsupportedModel
+from pdserve.kvcache.layout import KVLayout, PoolOrder
+from pdserve.kvcache.storage import KVStorage
+from pdserve.model import paged_attention
+from pdserve.model.attention.base import AttentionParams, Row
+from pdserve.model.attention.reference import ReferenceAttention
+
+logger = logging.getLogger(__name__)
+
+# Rotary angles of these depend on the length of the whole sequence, so KV computed in one
+# chunk would be wrong once the next arrives.
+LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+PROBE_TOKENS = 5
+SAMPLED_BYTES_PER_TENSOR = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """``fingerprint``: equal for two workers exactly when they may exchange KV."""
+
+    model: PreTrainedModel
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_context_tokens: int
+    eos_token_ids: frozenset[int]
+    fingerprint: str
+
+    def layout(self, *, block_size: int, dtype: str) -> KVLayout:
+        return KVLayout(
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            dtype=dtype,
+            block_size=block_size,
+            order=PoolOrder.HEAD_MAJOR,
+        )
+
+
+def load_model(path: Path, *, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    """Raises ``UnsupportedModel`` with the reason."""
+    paged_attention.register()
+    config = AutoConfig.from_pretrained(path)
+    _check_config(config)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager").eval()
+    return vet_model(model)
+
+
+@torch.inference_mode()
+def vet_model(model: PreTrainedModel) -> LoadedModel:
+    """For a model already in memory; switches its attention to ours."""
+    paged_attention.register()
+    config = model.config.get_text_config()
+    token_ids = torch.arange(PROBE_TOKENS).unsqueeze(0) % config.vocab_size
+    own_logits = model(input_ids=token_ids, use_cache=False).logits
+    model.set_attn_implementation(paged_attention.NAME)
+    probe = _probe(model, token_ids)
+    num_layers, num_kv_heads, head_dim = probe.geometry(config.num_hidden_layers)
+    loaded = LoadedModel(
+        model=model,
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=config.vocab_size,
+        max_context_tokens=config.max_position_embeddings,
+        eos_token_ids=_eos_token_ids(model),
+        fingerprint=_fingerprint(model),
+    )
+    _compare(loaded, token_ids, own_logits)
+    return loaded
+
+
+def _check_config(config: PretrainedConfig) -> None:
+    if config.is_encoder_decoder:
+        raise UnsupportedModel(f"{config.model_type} is an encoder-decoder; pdserve serves decoder-only models")
+    for rope_type in _rope_types(config.get_text_config().to_dict()):
+        if rope_type in LENGTH_DEPENDENT_ROPE:
+            raise UnsupportedModel(f"rotary embedding {rope_type!r} depends on the sequence length")
+
+
+def _rope_types(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key in ("rope_type", "type") and isinstance(inner, str):
+                yield inner
+            yield from _rope_types(inner)
+
+
+class _Probe:
+    """A batch that only records what reaches attention."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, int]] = []
+        self.layers: list[int] = []
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+    ) -> Tensor:
+        _check_options(options)
+        if key.shape != value.shape:
+            raise UnsupportedModel(f"keys {tuple(key.shape)} and values {tuple(value.shape)} differ in shape")
+        self.layers.append(layer_index(module))
+        self.shapes.append((key.shape[1], key.shape[2]))
+        return torch.zeros_like(query)
+
+    def geometry(self, num_layers: int) -> tuple[int, int, int]:
+        if sorted(self.layers) != list(range(num_layers)):
+            raise UnsupportedModel(
+                f"attention ran in layers {sorted(self.layers)} of {num_layers}: "
+                "layers that keep other state (recurrent, cross-attention, shared KV) are not supported"
+            )
+        if len(set(self.shapes)) != 1:
+            raise UnsupportedModel(f"layers differ in KV heads and head size: {sorted(set(self.shapes))}")
+        return num_layers, *self.shapes[0]
+
+
+def layer_index(module: nn.Module) -> int:
+    index = module.layer_idx
+    assert isinstance(index, int), f"{type(module).__name__} does not know its layer"
+    return index
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """An argument we do not know may change the mathematics (attention sinks, position biases)."""
+    known = {"position_ids", "cache_position", "position_embeddings"}
+    unknown = [name for name, value in options.items() if isinstance(value, Tensor) and name not in known]
+    if unknown:
+        raise UnsupportedModel(f"attention takes {', '.join(unknown)}, which pdserve does not support")
+
+
+def _probe(model: PreTrainedModel, token_ids: Tensor) -> _Probe:
+    probe = _Probe()
+    try:
+        model(input_ids=token_ids, position_ids=_positions(token_ids), use_cache=False, paged_batch=probe)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise UnsupportedModel(
+            f"{type(model).__name__} does not go through transformers' attention interface: {error}"
+        ) from error
+    return probe
+
+
+class _ProbeBatch:
+    """The probe prompt in a pool of its own, through the reference attention."""
+
+    def __init__(self, storage: KVStorage) -> None:
+        self._storage = storage
+        self._slots = torch.arange(PROBE_TOKENS)
+        self._row = Row(0, PROBE_TOKENS, PROBE_TOKENS, torch.tensor([0]))
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+    ) -> Tensor:
+        layer = layer_index(module)
+        self._storage.write(layer, key, value, self._slots)
+        return ReferenceAttention().attend(
+            query, [self._row], self._storage, layer, attention_params(options, query.shape[-1])
+        )
+
+
+def attention_params(options: dict[str, Any], head_dim: int) -> AttentionParams:
+    """What a layer told the attention interface; ``scaling`` None is the usual 1/√head_dim."""
+    scale = options.get("scaling")
+    return AttentionParams(
+        scale=head_dim**-0.5 if scale is None else scale,
+        window=options.get("sliding_window"),
+        softcap=options.get("softcap"),
+    )
+
+
+def _compare(loaded: LoadedModel, token_ids: Tensor, own_logits: Tensor) -> None:
+    dtype = str(loaded.model.dtype).removeprefix("torch.")
+    storage = KVStorage(loaded.layout(block_size=PROBE_TOKENS, dtype=dtype), num_blocks=1)
+    batch = _ProbeBatch(storage)
+    logits = loaded.model(
+        input_ids=token_ids, position_ids=_positions(token_ids), use_cache=False, paged_batch=batch
+    ).logits
+    tolerance = 1e-3 if loaded.model.dtype is torch.float32 else 5e-2
+    difference = (logits - own_logits).abs().max() / own_logits.abs().max().clamp(min=1e-6)
+    if not difference <= tolerance:
+        raise UnsupportedModel(
+            f"paged attention gives other logits than {type(loaded.model).__name__}'s own "
+            f"(relative difference {difference:.2g}): its attention does something we do not know"
+        )
+
+
+def _positions(token_ids: Tensor) -> Tensor:
+    return torch.arange(token_ids.shape[1]).unsqueeze(0)
+
+
+def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    generation = model.generation_config
+    eos = generation.eos_token_id if generation is not None else None
+    if eos is None:
+        eos = model.config.get_text_config().eos_token_id
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)
+
+
+def _fingerprint(model: PreTrainedModel) -> str:
+    """SHA-256 over architecture, tensor names, shapes, types and the first bytes of each tensor."""
+    digest = hashlib.sha256()
+    config = model.config.get_text_config().to_dict()
+    described = {key: value for key, value in config.items() if not key.startswith("_")}
+    for irrelevant in ("transformers_version", "torch_dtype", "dtype", "architectures"):
+        described.pop(irrelevant, None)
+    digest.update(json.dumps(described, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        head = tensor.detach().flatten()[: SAMPLED_BYTES_PER_TENSOR // tensor.element_size()].cpu().contiguous()
+        digest.update(memoryview(head.view(torch.uint8).numpy()))
+    return digest.hexdigest()
