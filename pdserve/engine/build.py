@@ -1,0 +1,95 @@
+"""Puts an engine together from a model folder and a handful of numbers."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pdserve.engine.engine import Engine
+from pdserve.engine.runner import ModelRunner
+from pdserve.engine.sampler import Sampler
+from pdserve.engine.scheduler import Scheduler, SchedulerLimits
+from pdserve.errors import ConfigError
+from pdserve.kvcache.block_pool import BlockPool
+from pdserve.kvcache.storage import KVStorage
+from pdserve.model.attention.reference import ReferenceAttention
+from pdserve.model.loader import LoadedModel, load_model
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """``num_blocks`` wins over ``kv_cache_bytes``; ``max_context_tokens`` None is the model's."""
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_bytes: int = 1 << 30
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    prefill_chunk_tokens: int = 128
+    max_context_tokens: int | None = None
+    enable_prefix_cache: bool = True
+    num_threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    engine: Engine
+    loaded: LoadedModel
+    storage: KVStorage
+    num_blocks: int
+    max_context_tokens: int
+
+
+def build_engine(model_path: Path, config: EngineConfig) -> BuiltEngine:
+    """Loads the model. Raises ``UnsupportedModel`` or ``ConfigError``."""
+    torch.set_num_threads(config.num_threads)
+    return assemble(load_model(model_path), config)
+
+
+def assemble(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
+    layout = loaded.layout(block_size=config.block_size, dtype=str(loaded.model.dtype).removeprefix("torch."))
+    num_blocks = config.num_blocks or config.kv_cache_bytes // layout.block_bytes
+    if num_blocks < 2:
+        raise ConfigError(
+            f"a KV cache of {config.kv_cache_bytes} bytes holds {num_blocks} blocks of "
+            f"{layout.block_bytes} bytes; at least 2 are needed"
+        )
+    max_context_tokens = min(
+        config.max_context_tokens or loaded.max_context_tokens,
+        loaded.max_context_tokens,
+        (num_blocks - 1) * config.block_size,
+    )
+    limits = SchedulerLimits(
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        prefill_chunk_tokens=config.prefill_chunk_tokens,
+        max_context_tokens=max_context_tokens,
+        enable_prefix_cache=config.enable_prefix_cache,
+    )
+    pool = BlockPool(num_blocks)
+    storage = KVStorage(layout, num_blocks=num_blocks)
+    runner = ModelRunner(
+        loaded, storage=storage, backend=ReferenceAttention(), sampler=Sampler(loaded.eos_token_ids)
+    )
+    engine = Engine(
+        scheduler=Scheduler(pool, limits),
+        pool=pool,
+        runner=runner,
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=loaded.eos_token_ids,
+        max_context_tokens=max_context_tokens,
+    )
+    logger.info(
+        "engine_ready num_blocks=%d block_size=%d kv_cache_mb=%d max_context_tokens=%d",
+        num_blocks,
+        config.block_size,
+        num_blocks * layout.block_bytes >> 20,
+        max_context_tokens,
+    )
+    return BuiltEngine(engine, loaded, storage, num_blocks, max_context_tokens)

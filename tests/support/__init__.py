@@ -1,0 +1,1 @@
+"""What tests share: tiny models, fakes that pass the same suites as the real parts, clusters."""
