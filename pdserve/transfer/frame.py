@@ -1,0 +1,128 @@
+"""The frames of a link: a fixed header, then a payload whose size is known and bounded. Pure."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from pdserve.errors import ProtocolViolation
+from pdserve.kvcache.segment import Segment, WireOrder
+
+MAGIC = b"KV"
+VERSION = 1
+HEADER = struct.Struct("<2sBBBxxxQQIHHHHIIIQQ")
+HEADER_BYTES = HEADER.size
+MAX_CONTROL_BYTES = 16 << 10
+MAX_DATA_BYTES = 1 << 30
+MAX_REASON_BYTES = 256
+_COMMIT = struct.Struct("<IIQQ")
+
+
+class FrameKind(IntEnum):
+    HELLO = 1
+    HELLO_REPLY = 2
+    OPEN = 3
+    DATA = 4
+    COMMIT = 5
+    ABORT = 6
+    SEALED = 7
+    ABORTED = 8
+
+
+NO_SEGMENT = Segment(0, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """``sequence`` counts the DATA frames of a reservation from 0; ``checksum`` is xxh3-64 of the payload."""
+
+    kind: FrameKind
+    reservation_id: int = 0
+    fence: int = 0
+    payload_bytes: int = 0
+    checksum: int = 0
+    sequence: int = 0
+    segment: Segment = NO_SEGMENT
+    wire_order: WireOrder = WireOrder.TOKEN
+
+    def pack(self) -> bytes:
+        segment = self.segment
+        return HEADER.pack(
+            MAGIC,
+            VERSION,
+            self.kind,
+            self.wire_order,
+            self.reservation_id,
+            self.fence,
+            self.sequence,
+            segment.layer_begin,
+            segment.num_layers,
+            segment.head_begin,
+            segment.num_heads,
+            segment.token_begin,
+            segment.num_tokens,
+            0,
+            self.payload_bytes,
+            self.checksum,
+        )
+
+
+def unpack_header(data: bytes | bytearray | memoryview) -> Header:
+    """Raises ``ProtocolViolation``, before anything is allocated for the payload."""
+    magic, version, kind, order, reservation_id, fence, sequence, *numbers = HEADER.unpack(data)
+    if magic != MAGIC or version != VERSION:
+        raise ProtocolViolation(f"not a KV frame of version {VERSION}: {magic!r} version {version}")
+    try:
+        kind, wire_order = FrameKind(kind), WireOrder(order)
+    except ValueError as error:
+        raise ProtocolViolation(str(error)) from error
+    *rectangle, _, payload_bytes, checksum = numbers
+    limit = MAX_DATA_BYTES if kind is FrameKind.DATA else MAX_CONTROL_BYTES
+    if payload_bytes > limit:
+        raise ProtocolViolation(f"a {kind.name} frame of {payload_bytes} bytes is over the limit of {limit}")
+    return Header(
+        kind, reservation_id, fence, payload_bytes, checksum, sequence, Segment(*rectangle), wire_order
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What the sender claims to have sent; ``digest`` is xxh3-64 over the checksums in order."""
+
+    num_segments: int
+    first_token_id: int
+    num_bytes: int
+    digest: int
+
+    def pack(self) -> bytes:
+        return _COMMIT.pack(self.num_segments, self.first_token_id, self.num_bytes, self.digest)
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Commit:
+        if len(payload) != _COMMIT.size:
+            raise ProtocolViolation(f"a commit has {_COMMIT.size} bytes, this one {len(payload)}")
+        return cls(*_COMMIT.unpack(payload))
+
+
+def pack_reason(reason: str) -> bytes:
+    return reason.encode()[:MAX_REASON_BYTES]
+
+
+def unpack_reason(payload: bytes) -> str:
+    return payload[:MAX_REASON_BYTES].decode(errors="replace")
+
+
+def pack_json(content: dict[str, object]) -> bytes:
+    return json.dumps(content).encode()
+
+
+def unpack_json(payload: bytes) -> dict[str, object]:
+    try:
+        content = json.loads(payload)
+    except ValueError as error:
+        raise ProtocolViolation(f"not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ProtocolViolation("not a JSON object")
+    return content

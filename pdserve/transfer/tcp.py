@@ -1,0 +1,116 @@
+"""KV over a socket of its own: blocking, gathered and scattered by the system, one copy each side."""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import threading
+from collections.abc import Sequence
+
+from pdserve.clock import Clock
+from pdserve.errors import ConfigError
+from pdserve.transfer.landing import LandingTable
+from pdserve.transfer.push import Endpoint
+from pdserve.transfer.receiver import serve_link
+from pdserve.transfer.stream import LinkLost
+
+logger = logging.getLogger(__name__)
+
+NAME = "tcp"
+SOCKET_BUFFER_BYTES = 4 << 20
+
+
+class SocketStream:
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.settimeout(None)
+
+    def send_some(self, views: Sequence[memoryview], wait_s: float) -> int:
+        try:
+            self._wait(wait_s)
+            return self._socket.sendmsg(views)
+        except TimeoutError:
+            return 0
+        except OSError as error:
+            raise LinkLost(f"tcp: {error}") from error
+
+    def receive_some(self, views: Sequence[memoryview], wait_s: float) -> int:
+        try:
+            self._wait(wait_s)
+            received = self._socket.recvmsg_into(views)[0]
+        except TimeoutError:
+            return 0
+        except OSError as error:
+            raise LinkLost(f"tcp: {error}") from error
+        if received == 0:
+            raise LinkLost("tcp: the peer closed the connection")
+        return received
+
+    def close(self) -> None:
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait in it
+        except OSError:
+            pass  # it was not connected any more
+        self._socket.close()
+
+    def _wait(self, wait_s: float) -> None:
+        self._socket.settimeout(None if math.isinf(wait_s) else wait_s)
+
+
+def connect(endpoint: Endpoint, limit_s: float) -> SocketStream:
+    host, _, port = endpoint.address.rpartition(":")
+    try:
+        return SocketStream(socket.create_connection((host, int(port)), timeout=limit_s))
+    except OSError as error:
+        raise LinkLost(f"tcp: cannot connect to {endpoint.address}: {error}") from error
+
+
+class TcpListener:
+    """Accepts links on its own thread and serves each on one more."""
+
+    def __init__(self, table: LandingTable, *, host: str, port: int, clock: Clock) -> None:
+        """Raises ``ConfigError`` when the address cannot be had."""
+        self._table = table
+        self._clock = clock
+        self._streams: set[SocketStream] = set()
+        self._lock = threading.Lock()
+        try:
+            self._socket = socket.create_server((host, port), backlog=64)
+        except OSError as error:
+            raise ConfigError(f"cannot listen for KV on {host}:{port}: {error}") from error
+        self.port: int = self._socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, name="kv-accept", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the accept thread is not in it
+        self._socket.close()
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._socket.accept()
+            except OSError:
+                return  # closed
+            logger.info("link_accepted transport=tcp peer=%s", address)
+            stream = SocketStream(connection)
+            threading.Thread(target=self._serve, args=(stream,), name="kv-receive", daemon=True).start()
+
+    def _serve(self, stream: SocketStream) -> None:
+        with self._lock:
+            self._streams.add(stream)
+        serve_link(stream, self._table, self._clock)
+        with self._lock:
+            self._streams.discard(stream)

@@ -1,0 +1,180 @@
+"""Two ends of a link for tests: an outbox over one pool, a landing table over another."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+
+import grpc
+
+from pdserve.clock import MonotonicClock
+from pdserve.errors import Unauthorized
+from pdserve.kvcache.layout import KVLayout, PoolOrder
+from pdserve.transfer import grpc_link, inproc, tcp
+from pdserve.transfer.hello import Hello
+from pdserve.transfer.landing import LandingPlan, LandingTable
+from pdserve.transfer.outbox import Connect, Outbox, OutboxConfig
+from pdserve.transfer.push import Endpoint, HandoffOutcome, PushPlan
+from pdserve.transfer.stream import ByteStream
+from tests.support.fake_kv import NumpyKV
+
+TICKET = b"good ticket"
+WAIT_S = 10.0
+BACKENDS = ["inproc", "tcp", "grpc"]
+LAYOUT = KVLayout(
+    num_layers=3, num_kv_heads=2, head_dim=8, dtype="float32", block_size=4, order=PoolOrder.HEAD_MAJOR
+)
+
+
+class EventLoopThread:
+    """An asyncio loop on a thread, for parts that live on one."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine):  # type: ignore[no-untyped-def]
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(WAIT_S)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(WAIT_S)
+        self.loop.close()
+
+
+@dataclass
+class Decode:
+    kv: NumpyKV
+    table: LandingTable
+    endpoint: Endpoint
+    connect: Connect
+    incarnation: int
+    sealed: queue.Queue[tuple[int, int]]
+    aborted: queue.Queue[tuple[int, str]]
+
+
+@dataclass
+class Prefill:
+    kv: NumpyKV
+    outbox: Outbox
+    done: queue.Queue[HandoffOutcome] = field(default_factory=queue.Queue)
+
+
+def verify(ticket: bytes, plan: LandingPlan) -> None:
+    if ticket != TICKET:
+        raise Unauthorized(f"bad ticket for {plan.request_id}")
+
+
+@contextmanager
+def open_decode(
+    backend: str, *, layout: KVLayout = LAYOUT, fingerprint: str = "model", incarnation: int = 1, port: int = 0
+) -> Iterator[Decode]:
+    kv = NumpyKV(layout, num_blocks=64)
+    sealed: queue.Queue[tuple[int, int]] = queue.Queue()
+    aborted: queue.Queue[tuple[int, str]] = queue.Queue()
+    table = LandingTable(
+        hello=Hello(incarnation, fingerprint, layout),
+        kv=kv,
+        verify_ticket=verify,
+        on_sealed=lambda reservation_id, token: sealed.put((reservation_id, token)),
+        on_aborted=lambda reservation_id, reason: aborted.put((reservation_id, reason)),
+    )
+    with ExitStack() as stack:
+        address, connect = _listen(backend, table, port, stack)
+        endpoint = Endpoint(backend, address)
+        yield Decode(kv, table, endpoint, connect, incarnation, sealed, aborted)
+
+
+def _listen(backend: str, table: LandingTable, port: int, stack: ExitStack) -> tuple[str, Connect]:
+    clock = MonotonicClock()
+    if backend == "inproc":
+        inproc_listener = inproc.InprocListener(table, clock=clock)
+        stack.callback(inproc_listener.close)
+        return "", inproc_listener.connect
+    if backend == "tcp":
+        listener = tcp.TcpListener(table, host="127.0.0.1", port=port, clock=clock)
+        listener.start()
+        stack.callback(listener.close)
+        return f"127.0.0.1:{listener.port}", tcp.connect
+    assert backend == "grpc", backend
+    thread = EventLoopThread()
+    stack.callback(thread.close)
+
+    async def start() -> tuple[grpc.aio.Server, int]:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *grpc_link.OPTIONS])
+        server.add_generic_rpc_handlers((grpc_link.handler(table, clock),))
+        bound = server.add_insecure_port(f"127.0.0.1:{port}")
+        await server.start()
+        return server, bound
+
+    server, bound = thread.run(start())
+    stack.callback(lambda: thread.run(server.stop(0.1)))
+    return f"127.0.0.1:{bound}", grpc_link.connect
+
+
+@contextmanager
+def open_prefill(
+    backend: str,
+    connect: Connect,
+    *,
+    layout: KVLayout = LAYOUT,
+    fingerprint: str = "model",
+    incarnation: int = 100,
+    reply_limit_s: float = 5.0,
+    wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
+) -> Iterator[Prefill]:
+    kv = NumpyKV(layout, num_blocks=64)
+    kv.randomize(incarnation)
+    outbox = Outbox(
+        hello=Hello(incarnation, fingerprint, layout),
+        kv=kv,
+        connectors={backend: lambda endpoint, limit_s: wrap(connect(endpoint, limit_s))},
+        clock=MonotonicClock(),
+        config=OutboxConfig(reply_limit_s=reply_limit_s),
+    )
+    try:
+        yield Prefill(kv, outbox)
+    finally:
+        outbox.close()
+
+
+def landing_plan(decode: Decode, *, blocks: tuple[int, ...], **changes: object) -> LandingPlan:
+    plan = LandingPlan(
+        request_id="r",
+        reservation_id=5,
+        fence=7,
+        decode_incarnation=decode.incarnation,
+        num_tokens=10,
+        num_cached_tokens=0,
+        block_table=blocks,
+    )
+    return replace(plan, **changes)  # type: ignore[arg-type]
+
+
+def push_plan(plan: LandingPlan, decode: Decode, *, blocks: tuple[int, ...], **changes: object) -> PushPlan:
+    push = PushPlan(
+        request_id=plan.request_id,
+        reservation_id=plan.reservation_id,
+        fence=plan.fence,
+        decode_incarnation=plan.decode_incarnation,
+        ticket=TICKET,
+        endpoints=(decode.endpoint,),
+        block_table=blocks,
+        num_tokens=plan.num_tokens,
+        num_cached_tokens=plan.num_cached_tokens,
+    )
+    return replace(push, **changes)  # type: ignore[arg-type]
+
+
+def push_all(prefill: Prefill, plan: PushPlan, *, chunk: int = 3, token: int = 42) -> None:
+    """As the engine does it: layer by layer, chunk by chunk, then the commit."""
+    prefill.outbox.open(plan, prefill.done.put)
+    for end in [*range(chunk, plan.num_tokens, chunk), plan.num_tokens]:
+        for layer in range(prefill.kv.layout.num_layers):
+            prefill.outbox.layer_written(plan.request_id, layer, end)
+    prefill.outbox.commit(plan.request_id, token)
