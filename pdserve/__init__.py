@@ -10,5 +10,3 @@ import this package and never each other. Importing ``pdserve`` does nothing.
     kvcache.storage, model, engine    everything that touches torch
     cli         starts the programs together
 """
-
-__version__ = "0.1.0"

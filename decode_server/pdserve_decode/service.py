@@ -8,54 +8,102 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence as SequenceOf
+import time
+from collections.abc import Callable
 from functools import partial
 
-from pdserve.engine.engine import Engine, StepOutput
+from pdserve.clock import Clock
+from pdserve.engine.build import BuiltEngine
+from pdserve.engine.engine import StepOutput
 from pdserve.engine.loop import EngineLoop
 from pdserve.engine.sequence import Sequence
-from pdserve.errors import PdserveError, ProtocolViolation, RequestError
+from pdserve.errors import ProtocolViolation, RequestError
 from pdserve.rpc.session import Session, failed
+from pdserve.rpc.ticket import verify_ticket
 from pdserve.rpc.v1 import worker_pb2 as pb
+from pdserve.transfer.hello import Hello
 from pdserve.transfer.landing import LandingPlan, LandingTable
-from pdserve.worker.directory import RequestDirectory
+from pdserve.worker.directory import RequestDirectory, refused
 from pdserve.worker.requests import sequence_from_proto
+from pdserve.worker.status import worker_status
 from pdserve_decode.reservations import Grant, Phase, Reservations
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_MS = 250
+DRAIN_LIMIT_S = 2.0
+INTEGRITY_LIMIT_S = 5.0
 
 
 class DecodeService:
+    """``wall_clock`` (unix seconds) only judges the expiry of tickets."""
+
     def __init__(
         self,
+        built: BuiltEngine,
+        identity: pb.WorkerIdentity,
         *,
-        engine: Engine,
-        engine_loop: EngineLoop,
-        landing: LandingTable,
-        reservations: Reservations,
-        endpoints: SequenceOf[pb.Endpoint],
-        event_loop: asyncio.AbstractEventLoop,
+        secret: bytes,
         lease_s: float,
         max_num_requests: int,
+        event_loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._engine = engine
-        self._engine_loop = engine_loop
-        self._landing = landing
-        self._reservations = reservations
-        self._endpoints = endpoints
-        self._event_loop = event_loop
+        self._engine = built.engine
+        self._identity = identity
+        self._secret = secret
         self._lease_ms = round(lease_s * 1000)
-        self._max_num_requests = max_num_requests
-        self._directory = RequestDirectory()
-        self.is_draining = False
+        self._event_loop = event_loop
+        self._wall_clock = wall_clock
+        self._directory = RequestDirectory(max_num_requests=max_num_requests)
+        self._reservations = Reservations(
+            decode_incarnation=identity.incarnation, drain_limit_s=DRAIN_LIMIT_S, clock=clock
+        )
+        self._endpoints: list[pb.Endpoint] = []
+        self._num_sealed = 0
+        self._num_aborted = 0
+        self.engine_loop = EngineLoop(built.engine, on_outputs=self.on_outputs, clock=clock)
+        self.landing = LandingTable(
+            hello=Hello(identity.incarnation, identity.model_fingerprint, built.storage.layout),
+            kv=built.storage,
+            verify_ticket=self._verify_ticket,
+            on_sealed=self.on_sealed,
+            on_aborted=self.on_aborted,
+        )
+
+    def offer(self, endpoints: list[pb.Endpoint]) -> None:
+        """The ways in for KV, in order of preference; known once the listeners are bound."""
+        self._endpoints = endpoints
 
     # ------------------------------------------------------------ event loop
 
-    @property
-    def num_requests(self) -> int:
-        return len(self._directory)
+    def identity(self) -> pb.WorkerIdentity:
+        return self._identity
+
+    def status(self) -> pb.WorkerStatus:
+        return worker_status(
+            self._identity,
+            self.engine_loop,
+            num_reserved=self.landing.num_expected,
+            num_quarantined=self._reservations.count(Phase.QUARANTINED),
+            is_draining=self._directory.is_draining,
+            counters={
+                "handoffs_sealed": self._num_sealed,
+                "handoffs_aborted": self._num_aborted,
+                "landed_bytes": self.landing.num_bytes,
+                **{f"dropped_{reason}": count for reason, count in self.landing.dropped().items()},
+            },
+        )
+
+    def start_draining(self) -> None:
+        self._directory.is_draining = True
+
+    async def wait_idle(self) -> None:
+        await self._directory.wait_empty()
+
+    async def check_integrity(self) -> None:
+        check = self.engine_loop.call(self._engine.check_integrity)
+        await asyncio.wait_for(asyncio.wrap_future(check), INTEGRITY_LIMIT_S)
 
     def handle(self, message: pb.ToWorker, session: Session) -> None:
         match message.WhichOneof("message"):
@@ -70,7 +118,7 @@ class DecodeService:
 
     def session_ended(self, session: Session) -> None:
         for request_id in self._directory.discard_session(session):
-            self._engine_loop.post(partial(self._release, request_id, "session_ended"))
+            self.engine_loop.post(partial(self._release, request_id, "session_ended"))
 
     def _admit(
         self,
@@ -79,22 +127,15 @@ class DecodeService:
         session: Session,
         accept: Callable[[Sequence], None],
     ) -> None:
-        refusal = self._refusal()
-        if refusal:
-            session.send(_refused(request_id, refusal))
+        if self._directory.refuse(request_id, session):
             return
         sequence = sequence_from_proto(request_id, wire_sequence)
         self._directory.add(request_id, session)
-        self._engine_loop.post(partial(self._accept, accept, sequence))
-
-    def _refusal(self) -> str:
-        if self.is_draining:
-            return "draining"
-        return "too_many_requests" if len(self._directory) >= self._max_num_requests else ""
+        self.engine_loop.post(partial(self._accept, accept, sequence))
 
     def _release_later(self, request_id: str, reason: str) -> None:
         if self._directory.discard(request_id):
-            self._engine_loop.post(partial(self._release, request_id, reason))
+            self.engine_loop.post(partial(self._release, request_id, reason))
 
     def _deliver(self, outputs: list[StepOutput]) -> None:
         self._directory.deliver(outputs)
@@ -118,14 +159,15 @@ class DecodeService:
 
     def _reserve(self, sequence: Sequence) -> None:
         if not self._engine.hold(sequence):
-            self._send_last(sequence.seq_id, _refused(sequence.seq_id, "no_free_blocks"))
+            self._send_last(sequence.seq_id, refused(sequence.seq_id, "no_free_blocks"))
             return
         grant = self._reservations.grant(sequence.seq_id)
-        self._landing.expect(
+        self.landing.expect(
             LandingPlan(
                 request_id=grant.request_id,
                 reservation_id=grant.reservation_id,
                 fence=grant.fence,
+                decode_incarnation=grant.decode_incarnation,
                 num_tokens=sequence.num_tokens,
                 num_cached_tokens=sequence.num_cached_tokens,
                 block_table=tuple(sequence.block_table),
@@ -152,6 +194,7 @@ class DecodeService:
         grant = self._reservations.seal(reservation_id)
         if grant is None:
             return
+        self._num_sealed += 1
         output = self._engine.adopt(grant.request_id, first_token_id)
         if output is not None:
             self.on_outputs([output])
@@ -161,21 +204,23 @@ class DecodeService:
         if grant is None:
             return
         logger.warning("handoff_aborted request_id=%s reason=%s", grant.request_id, reason)
-        self._drain(grant, reason)
+        self._drain(grant)
         report = pb.HandoffReport(request_id=grant.request_id, sealed=False, abort_reason=reason)
         self._send_last(grant.request_id, pb.FromWorker(handoff=report))
 
     def _release(self, request_id: str, reason: str) -> None:
+        logger.info("released request_id=%s reason=%s", request_id, reason)
         grant = self._reservations.of_request(request_id)
         if grant is None:
             self._engine.abort(request_id)
             return
         self._reservations.drain(grant.reservation_id)
-        self._drain(grant, reason)
+        self._drain(grant)
 
-    def _drain(self, grant: Grant, reason: str) -> None:
-        quiet = partial(self._engine_loop.post, partial(self._quiet, grant.reservation_id))
-        self._landing.withdraw(grant.reservation_id, reason, on_quiet=quiet)
+    def _drain(self, grant: Grant) -> None:
+        self._num_aborted += 1
+        quiet = partial(self.engine_loop.post, partial(self._quiet, grant.reservation_id))
+        self.landing.withdraw(grant.reservation_id, on_quiet=quiet)
 
     def _quiet(self, reservation_id: int) -> None:
         grant = self._reservations.quiet(reservation_id)
@@ -189,14 +234,18 @@ class DecodeService:
 
     # ---------------------------------------------------------- link threads
 
+    def _verify_ticket(self, ticket: bytes, plan: LandingPlan) -> None:
+        verify_ticket(
+            ticket,
+            secret=self._secret,
+            request_id=plan.request_id,
+            reservation=plan,
+            now_unix_s=self._wall_clock(),
+        )
+
     def on_sealed(self, reservation_id: int, first_token_id: int) -> None:
-        self._engine_loop.post(partial(self._sealed, reservation_id, first_token_id))
+        self.engine_loop.post(partial(self._sealed, reservation_id, first_token_id))
 
     def on_aborted(self, reservation_id: int, reason: str) -> None:
-        self._engine_loop.post(partial(self._aborted, reservation_id, reason))
+        self.engine_loop.post(partial(self._aborted, reservation_id, reason))
 
-
-def _refused(request_id: str, reason: str) -> pb.FromWorker:
-    return pb.FromWorker(
-        refused=pb.Refused(request_id=request_id, reason=reason, retry_after_ms=RETRY_AFTER_MS)
-    )

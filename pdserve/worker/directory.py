@@ -1,4 +1,4 @@
-"""Which session a request came through. Owned by the event loop."""
+"""Which requests are live, through which session they came, and whether more are taken. Owned by the event loop."""
 
 from __future__ import annotations
 
@@ -10,13 +10,25 @@ from pdserve.errors import ProtocolViolation
 from pdserve.rpc.session import Session, failed
 from pdserve.rpc.v1 import worker_pb2 as pb
 
+RETRY_AFTER_MS = 250
+
 
 class RequestDirectory:
     """Live requests by id; a request leaves with its last message or with its session."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_num_requests: int) -> None:
+        self._max_num_requests = max_num_requests
         self._sessions: dict[str, Session] = {}
         self._emptied = asyncio.Event()
+        self.is_draining = False
+
+    def refuse(self, request_id: str, session: Session) -> bool:
+        """Tells the router when no more are taken now."""
+        is_full = len(self._sessions) >= self._max_num_requests
+        if not self.is_draining and not is_full:
+            return False
+        session.send(refused(request_id, "draining" if self.is_draining else "too_many_requests"))
+        return True
 
     async def wait_empty(self) -> None:
         while self._sessions:
@@ -71,6 +83,12 @@ class RequestDirectory:
             batches.setdefault(session, pb.TokenBatch()).sequences.append(_tokens(output))
         for session, batch in batches.items():
             session.send(pb.FromWorker(tokens=batch))
+
+
+def refused(request_id: str, reason: str) -> pb.FromWorker:
+    return pb.FromWorker(
+        refused=pb.Refused(request_id=request_id, reason=reason, retry_after_ms=RETRY_AFTER_MS)
+    )
 
 
 def _tokens(output: StepOutput) -> pb.SequenceTokens:

@@ -23,6 +23,7 @@ from pdserve.rpc.v1 import worker_pb2_grpc as pb_grpc
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 0.5
+ENGINE_STOP_LIMIT_S = 10.0
 # Token batches are small; a prompt of a million tokens is 4 MB.
 MAX_MESSAGE_BYTES = 32 << 20
 

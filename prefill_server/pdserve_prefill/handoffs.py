@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pdserve.engine.sequence import Sequence
 from pdserve.rpc.v1 import worker_pb2 as pb
-from pdserve.transfer.outbox import Endpoint, HandoffOutcome, PushPlan
+from pdserve.transfer.push import Endpoint, HandoffOutcome, PushPlan
 
 
 @dataclass(slots=True)

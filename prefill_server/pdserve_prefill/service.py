@@ -11,48 +11,83 @@ import logging
 from functools import partial
 
 from pdserve.clock import Clock
-from pdserve.engine.engine import Engine, StepOutput
+from pdserve.engine.build import BuiltEngine
+from pdserve.engine.engine import LayerWritten, StepOutput
 from pdserve.engine.loop import EngineLoop
 from pdserve.engine.sequence import Sequence
 from pdserve.errors import ProtocolViolation, RequestError
 from pdserve.rpc.session import Session, failed
 from pdserve.rpc.v1 import worker_pb2 as pb
-from pdserve.transfer.outbox import HandoffOutcome, Outbox
+from pdserve.transfer.hello import Hello
+from pdserve.transfer.outbox import Connect, Outbox
+from pdserve.transfer.push import HandoffOutcome
 from pdserve.worker.directory import RequestDirectory
 from pdserve.worker.requests import sequence_from_proto
+from pdserve.worker.status import worker_status
 from pdserve_prefill.handoffs import Handoff
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_MS = 250
+INTEGRITY_LIMIT_S = 5.0
 
 
 class PrefillService:
     def __init__(
         self,
+        built: BuiltEngine,
+        identity: pb.WorkerIdentity,
         *,
-        engine: Engine,
-        engine_loop: EngineLoop,
-        outbox: Outbox,
+        connectors: dict[str, Connect],
+        max_num_requests: int,
         event_loop: asyncio.AbstractEventLoop,
         clock: Clock,
-        max_num_requests: int,
     ) -> None:
-        self._engine = engine
-        self._engine_loop = engine_loop
-        self._outbox = outbox
+        self._engine = built.engine
+        self._identity = identity
         self._event_loop = event_loop
         self._clock = clock
-        self._max_num_requests = max_num_requests
-        self._directory = RequestDirectory()
+        self._directory = RequestDirectory(max_num_requests=max_num_requests)
         self._handoffs: dict[str, Handoff] = {}
-        self.is_draining = False
+        self._num_sealed = 0
+        self._num_aborted = 0
+        self._num_pushed_bytes = 0
+        self.engine_loop = EngineLoop(built.engine, on_outputs=self.on_outputs, clock=clock)
+        self.outbox = Outbox(
+            hello=Hello(identity.incarnation, identity.model_fingerprint, built.storage.layout),
+            kv=built.storage,
+            connectors=connectors,
+            clock=clock,
+        )
+        built.engine.on_layer_written = self.on_layer_written
 
     # ------------------------------------------------------------ event loop
 
-    @property
-    def num_requests(self) -> int:
-        return len(self._directory)
+    def identity(self) -> pb.WorkerIdentity:
+        return self._identity
+
+    def status(self) -> pb.WorkerStatus:
+        return worker_status(
+            self._identity,
+            self.engine_loop,
+            num_reserved=len(self._handoffs),
+            num_quarantined=0,
+            is_draining=self._directory.is_draining,
+            counters={
+                "handoffs_sealed": self._num_sealed,
+                "handoffs_aborted": self._num_aborted,
+                "pushed_bytes": self._num_pushed_bytes,
+            },
+        )
+
+    def start_draining(self) -> None:
+        self._directory.is_draining = True
+
+    async def wait_idle(self) -> None:
+        await self._directory.wait_empty()
+
+    async def check_integrity(self) -> None:
+        check = self.engine_loop.call(self._engine.check_integrity)
+        await asyncio.wait_for(asyncio.wrap_future(check), INTEGRITY_LIMIT_S)
 
     def handle(self, message: pb.ToWorker, session: Session) -> None:
         match message.WhichOneof("message"):
@@ -65,30 +100,20 @@ class PrefillService:
 
     def session_ended(self, session: Session) -> None:
         for request_id in self._directory.discard_session(session):
-            self._engine_loop.post(partial(self._release, request_id, "session_ended"))
+            self.engine_loop.post(partial(self._release, request_id, "session_ended"))
 
     def _admit(self, message: pb.Prefill, session: Session) -> None:
-        refusal = self._refusal()
-        if refusal:
-            refused = pb.Refused(
-                request_id=message.request_id, reason=refusal, retry_after_ms=RETRY_AFTER_MS
-            )
-            session.send(pb.FromWorker(refused=refused))
+        if self._directory.refuse(message.request_id, session):
             return
         hands_off = message.HasField("handoff")
         sequence = sequence_from_proto(message.request_id, message.sequence, keep_blocks=hands_off)
         self._directory.add(message.request_id, session)
         handoff = Handoff(sequence, message.handoff, self._clock.now_s()) if hands_off else None
-        self._engine_loop.post(partial(self._accept, sequence, handoff))
-
-    def _refusal(self) -> str:
-        if self.is_draining:
-            return "draining"
-        return "too_many_requests" if len(self._directory) >= self._max_num_requests else ""
+        self.engine_loop.post(partial(self._accept, sequence, handoff))
 
     def _release_later(self, request_id: str, reason: str) -> None:
         if self._directory.discard(request_id):
-            self._engine_loop.post(partial(self._release, request_id, reason))
+            self.engine_loop.post(partial(self._release, request_id, reason))
 
     def _deliver(self, outputs: list[StepOutput], final: set[str]) -> None:
         self._directory.deliver(outputs)
@@ -97,7 +122,7 @@ class PrefillService:
 
     # --------------------------------------------------------- engine thread
 
-    def on_layer_written(self, layer: int, written: list[tuple[Sequence, int]]) -> None:
+    def on_layer_written(self, layer: int, written: LayerWritten) -> None:
         """``written``: sequences of the running step, and up to which token this layer's KV is final."""
         for sequence, num_tokens in written:
             handoff = self._handoffs.get(sequence.seq_id)
@@ -106,8 +131,8 @@ class PrefillService:
             if not handoff.is_open:
                 handoff.is_open = True
                 handoff.started_s = self._clock.now_s()
-                self._outbox.open(handoff.push_plan(), on_done=self._on_done)
-            self._outbox.layer_written(sequence.seq_id, layer, num_tokens)
+                self.outbox.open(handoff.push_plan(), on_done=self._on_done)
+            self.outbox.layer_written(sequence.seq_id, layer, num_tokens)
 
     def on_outputs(self, outputs: list[StepOutput]) -> None:
         final = {output.seq_id for output in outputs if self._is_final(output)}
@@ -127,11 +152,11 @@ class PrefillService:
         if not handoff.is_open:  # the step failed before its first layer
             del self._handoffs[output.seq_id]
         elif output.error is not None:
-            self._outbox.abort(output.seq_id, output.error.label)
+            self.outbox.abort(output.seq_id, output.error.label)
         elif output.finish_reason:
-            self._outbox.abort(output.seq_id, "finished")
+            self.outbox.abort(output.seq_id, "finished")
         else:
-            self._outbox.commit(output.seq_id, output.token_ids[0])
+            self.outbox.commit(output.seq_id, output.token_ids[0])
 
     def _accept(self, sequence: Sequence, handoff: Handoff | None) -> None:
         try:
@@ -143,18 +168,20 @@ class PrefillService:
             self._handoffs[sequence.seq_id] = handoff
 
     def _release(self, request_id: str, reason: str) -> None:
+        logger.info("released request_id=%s reason=%s", request_id, reason)
         handoff = self._handoffs.get(request_id)
         if handoff is not None and handoff.is_open:
-            self._outbox.abort(request_id, reason)  # the blocks follow when it is done with them
+            self.outbox.abort(request_id, reason)  # the blocks follow when it is done with them
             return
         self._handoffs.pop(request_id, None)
         self._engine.abort(request_id)
-        self._engine.free(request_id)
 
     def _handed_off(self, outcome: HandoffOutcome) -> None:
         handoff = self._handoffs.pop(outcome.request_id)
         self._engine.abort(outcome.request_id)
-        self._engine.free(outcome.request_id)
+        self._num_sealed += outcome.sealed
+        self._num_aborted += not outcome.sealed
+        self._num_pushed_bytes += outcome.num_bytes
         if not outcome.sealed and outcome.reason != "finished":
             logger.warning("handoff_aborted request_id=%s reason=%s", outcome.request_id, outcome.reason)
         report = pb.FromWorker(handoff=handoff.report(outcome))
@@ -166,4 +193,4 @@ class PrefillService:
     # ---------------------------------------------------------- link threads
 
     def _on_done(self, outcome: HandoffOutcome) -> None:
-        self._engine_loop.post(partial(self._handed_off, outcome))
+        self.engine_loop.post(partial(self._handed_off, outcome))
