@@ -1,0 +1,7 @@
+"""``python -m pdserve_router``."""
+
+import sys
+
+from pdserve_router.main import main
+
+sys.exit(main())

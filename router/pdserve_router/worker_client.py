@@ -1,0 +1,216 @@
+"""The router's end of a Session with one worker.
+
+Life::
+
+    connecting ──► attached ──► lost ──► connecting …   (back-off 0.1 s doubling to 2 s)
+
+A worker is lost when its stream ends or it is silent for ``SILENCE_LIMIT_S``. Each request it
+had then gets a ``WorkerLost`` in its inbox. Requests are never sent to a worker that is not
+attached, so after a restart nothing of the old process is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from pdserve.errors import ProtocolViolation, WorkerLost
+from pdserve.rpc import auth
+from pdserve.rpc.v1 import worker_pb2 as pb
+from pdserve.rpc.v1 import worker_pb2_grpc as pb_grpc
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_PERIOD_S = 0.5
+SILENCE_LIMIT_S = 3.0
+ATTACH_LIMIT_S = 5.0
+MIN_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 2.0
+CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", 32 << 20),
+    ("grpc.max_send_message_length", 32 << 20),
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+Stream = grpc.aio.StreamStreamCall[pb.ToWorker, pb.FromWorker]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A message for a request, or the loss of the worker that had it."""
+
+    worker: WorkerClient
+    message: pb.FromWorker | pb.SequenceTokens | WorkerLost
+
+
+Inbox = asyncio.Queue[Heard]
+
+
+class WorkerClient:
+    def __init__(
+        self, address: str, *, role: pb.WorkerRole, router_id: str, secret: bytes, on_change: Callable[[], None]
+    ) -> None:
+        """``on_change`` is called when the worker's state may let a waiting request go on."""
+        self.address = address
+        self.role = role
+        self._router_id = router_id
+        self._secret = secret
+        self._on_change = on_change
+        self._inboxes: dict[str, Inbox] = {}
+        self._outgoing: asyncio.Queue[pb.ToWorker] = asyncio.Queue()
+        self._status: pb.WorkerStatus | None = None
+        self.problem = "not connected yet"
+
+    @property
+    def status(self) -> pb.WorkerStatus | None:
+        """As last heard; None while not attached."""
+        return self._status
+
+    @property
+    def is_ready(self) -> bool:
+        return self._status is not None and not self._status.draining
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._inboxes)
+
+    # -------------------------------------------------------------- requests
+
+    def open(self, request_id: str, inbox: Inbox, message: pb.ToWorker) -> None:
+        """Sends the message; what the worker says about the request goes to ``inbox``."""
+        if self._status is None:
+            inbox.put_nowait(Heard(self, WorkerLost(f"worker {self.address} is not connected")))
+            return
+        self._inboxes[request_id] = inbox
+        self._outgoing.put_nowait(message)
+
+    def close(self, request_id: str) -> None:
+        """No more interest: the request is over on the worker."""
+        if self._inboxes.pop(request_id, None) is not None:
+            self._on_change()
+
+    def release(self, request_id: str, reason: str) -> None:
+        """Ends the request on the worker. Idempotent."""
+        if request_id in self._inboxes:
+            self.close(request_id)
+            self._outgoing.put_nowait(
+                pb.ToWorker(release=pb.Release(request_id=request_id, reason=reason))
+            )
+
+    # --------------------------------------------------------------- session
+
+    async def run(self) -> None:
+        """Keeps a session for as long as the task lives."""
+        backoff_s = MIN_BACKOFF_S
+        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+            while True:
+                was_attached = False
+                try:
+                    was_attached = await self._session(channel)
+                except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                    self.problem = _describe(error)
+                except TimeoutError:
+                    self.problem = f"silent for {SILENCE_LIMIT_S:g} s"
+                except ProtocolViolation as error:
+                    self.problem = str(error)
+                was_attached = was_attached or self._status is not None
+                self._lost()
+                backoff_s = MIN_BACKOFF_S if was_attached else min(2 * backoff_s, MAX_BACKOFF_S)
+                await asyncio.sleep(backoff_s)
+
+    async def _session(self, channel: grpc.aio.Channel) -> bool:
+        stream: Stream = pb_grpc.WorkerStub(channel).Session(wait_for_ready=True)  # type: ignore[no-untyped-call]
+        try:
+            await asyncio.wait_for(self._attach(stream), ATTACH_LIMIT_S)
+            async with asyncio.TaskGroup() as tasks:
+                sender = tasks.create_task(self._send(stream))
+                heartbeat = tasks.create_task(self._beat())
+                await self._receive(stream)
+                sender.cancel()
+                heartbeat.cancel()
+            self.problem = "the worker closed the session"
+        except* (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ProtocolViolation) as group:
+            raise group.exceptions[0] from None
+        finally:
+            stream.cancel()
+        return True
+
+    async def _attach(self, stream: Stream) -> None:
+        first = await stream.read()
+        if not isinstance(first, pb.FromWorker) or not first.HasField("challenge"):
+            raise ProtocolViolation("the worker did not open with a challenge")
+        challenge = first.challenge
+        if challenge.identity.role != self.role:
+            wanted = pb.WorkerRole.Name(self.role)
+            raise ProtocolViolation(f"{self.address} is not a {wanted} but {challenge.identity.role}")
+        proof = auth.session_proof(self._secret, nonce=challenge.nonce, router_id=self._router_id)
+        attach = pb.Attach(protocol_version=auth.PROTOCOL_VERSION, router_id=self._router_id, proof=proof)
+        await stream.write(pb.ToWorker(attach=attach))
+
+    async def _receive(self, stream: Stream) -> None:
+        while True:
+            message = await asyncio.wait_for(stream.read(), SILENCE_LIMIT_S)
+            if not isinstance(message, pb.FromWorker):  # EOF
+                return
+            self._dispatch(message)
+
+    async def _send(self, stream: Stream) -> None:
+        while True:
+            message = await self._outgoing.get()
+            await asyncio.wait_for(stream.write(message), SILENCE_LIMIT_S)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_PERIOD_S)
+            self._outgoing.put_nowait(pb.ToWorker(heartbeat=pb.Heartbeat()))
+
+    def _dispatch(self, message: pb.FromWorker) -> None:
+        match message.WhichOneof("message"):
+            case "status":
+                if self._status is None:
+                    logger.info("worker_attached address=%s", self.address)
+                self._status = message.status
+                self._on_change()
+            case "tokens":
+                for sequence in message.tokens.sequences:
+                    self._deliver(sequence.request_id, sequence)
+            case "reserved":
+                self._deliver(message.reserved.request_id, message)
+            case "refused":
+                self._deliver(message.refused.request_id, message)
+            case "handoff":
+                self._deliver(message.handoff.request_id, message)
+            case "failed":
+                self._deliver(message.failed.request_id, message)
+            case kind:
+                raise ProtocolViolation(f"a worker sent {kind}")
+
+    def _deliver(self, request_id: str, message: pb.FromWorker | pb.SequenceTokens) -> None:
+        if inbox := self._inboxes.get(request_id):
+            inbox.put_nowait(Heard(self, message))
+
+    def _lost(self) -> None:
+        if self._status is not None:
+            logger.warning("worker_lost address=%s reason=%s", self.address, self.problem)
+        self._status = None
+        self._outgoing = asyncio.Queue()
+        inboxes, self._inboxes = self._inboxes, {}
+        for inbox in inboxes.values():
+            inbox.put_nowait(Heard(self, WorkerLost(f"worker {self.address} was lost: {self.problem}")))
+        self._on_change()
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name.lower()}: {error.details()}"
+    return repr(error)

@@ -1,0 +1,93 @@
+"""The workers this router knows, and which of them a request goes to."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+
+from pdserve.rpc.v1 import worker_pb2 as pb
+from pdserve_router.policy import Load, least_loaded_decode, least_loaded_prefill
+from pdserve_router.worker_client import WorkerClient
+
+
+class Workers:
+    def __init__(self, *, prefill: Sequence[str], decode: Sequence[str], secret: bytes) -> None:
+        self.secret = secret
+        self.router_id = secrets.token_hex(8)
+        self._changed = asyncio.Event()
+        self.prefill = [self._client(address, pb.WORKER_ROLE_PREFILL) for address in prefill]
+        self.decode = [self._client(address, pb.WORKER_ROLE_DECODE) for address in decode]
+
+    def _client(self, address: str, role: pb.WorkerRole) -> WorkerClient:
+        return WorkerClient(
+            address, role=role, router_id=self.router_id, secret=self.secret, on_change=self._notify
+        )
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for client in (*self.prefill, *self.decode):
+                tasks.create_task(client.run())
+
+    def pick_decode(self) -> WorkerClient | None:
+        return _pick(self.decode, least_loaded_decode)
+
+    def pick_prefill(self) -> WorkerClient | None:
+        return _pick(self.prefill, least_loaded_prefill)
+
+    @property
+    def max_context_tokens(self) -> int | None:
+        """The least that any ready worker can hold; None while none is ready."""
+        ready = [client.status for client in (*self.prefill, *self.decode) if client.is_ready]
+        return min((status.identity.max_context_tokens for status in ready if status), default=None)
+
+    def problems(self) -> list[str]:
+        """Why a request cannot be served by a pair right now; empty when it can."""
+        problems = []
+        if not any(client.is_ready for client in self.decode):
+            problems.append("no decode worker is ready: " + _states(self.decode))
+        if self.prefill and not any(client.is_ready for client in self.prefill):
+            problems.append("no prefill worker is ready: " + _states(self.prefill))
+        return problems
+
+    async def wait_for_change(self, limit_s: float) -> None:
+        """Until a worker's state may have changed, or the time is up."""
+        changed = self._changed
+        try:
+            await asyncio.wait_for(changed.wait(), limit_s)
+        except TimeoutError:
+            return
+
+    def _notify(self) -> None:
+        """Wakes all who wait now; those who wait later wait for the next change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _pick(
+    clients: Sequence[WorkerClient], policy: Callable[[Iterable[Load]], str | None]
+) -> WorkerClient | None:
+    address = policy(_loads(clients))
+    return next((client for client in clients if client.address == address), None)
+
+
+def _loads(clients: Iterable[WorkerClient]) -> list[Load]:
+    return [
+        Load(
+            address=client.address,
+            num_requests=max(client.num_requests, status.num_running + status.num_waiting),
+            num_waiting_prefill_tokens=status.num_waiting_prefill_tokens,
+            num_free_blocks=status.num_free_blocks,
+        )
+        for client in clients
+        if client.is_ready and (status := client.status) is not None
+    ]
+
+
+def _states(clients: Sequence[WorkerClient]) -> str:
+    if not clients:
+        return "none is configured"
+    return "; ".join(
+        f"{client.address} is draining" if client.status else f"{client.address}: {client.problem}"
+        for client in clients
+    )
