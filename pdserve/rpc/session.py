@@ -140,7 +140,8 @@ class SessionServer(pb_grpc.WorkerServicer):
         )
         await context.write(pb.FromWorker(challenge=challenge))
         try:
-            first = await asyncio.wait_for(context.read(), ATTACH_DEADLINE_S)
+            async with asyncio.timeout(ATTACH_DEADLINE_S):
+                first = await context.read()
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no Attach followed the challenge")
         if not isinstance(first, pb.ToWorker) or not first.HasField("attach"):
@@ -163,7 +164,8 @@ class SessionServer(pb_grpc.WorkerServicer):
         self, session: Session, context: grpc.aio.ServicerContext[pb.ToWorker, pb.FromWorker]
     ) -> None:
         while True:
-            message = await asyncio.wait_for(context.read(), self._lease_s)
+            async with asyncio.timeout(self._lease_s):
+                message = await context.read()
             if not isinstance(message, pb.ToWorker):  # EOF: the router has closed
                 return
             if message.HasField("heartbeat"):
@@ -177,7 +179,8 @@ class SessionServer(pb_grpc.WorkerServicer):
         self, session: Session, context: grpc.aio.ServicerContext[pb.ToWorker, pb.FromWorker]
     ) -> None:
         async for message in session.drain():
-            await asyncio.wait_for(context.write(message), self._lease_s)
+            async with asyncio.timeout(self._lease_s):
+                await context.write(message)
 
     async def _report(self, session: Session) -> None:
         while True:

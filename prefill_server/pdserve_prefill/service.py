@@ -87,7 +87,8 @@ class PrefillService:
 
     async def check_integrity(self) -> None:
         check = self.engine_loop.call(self._engine.check_integrity)
-        await asyncio.wait_for(asyncio.wrap_future(check), INTEGRITY_LIMIT_S)
+        async with asyncio.timeout(INTEGRITY_LIMIT_S):
+            await asyncio.wrap_future(check)
 
     def handle(self, message: pb.ToWorker, session: Session) -> None:
         match message.WhichOneof("message"):

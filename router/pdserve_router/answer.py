@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -92,7 +92,7 @@ class Answerer:
         self._clock = clock
         self._request_limit_s = request_limit_s
 
-    async def pieces(self, answer: Answer) -> AsyncIterator[Piece]:
+    async def pieces(self, answer: Answer) -> AsyncGenerator[Piece, None]:
         """Of all choices as they come. Raises the first ``PdserveError``; closing it ends everything."""
         pieces: asyncio.Queue[Piece | PdserveError] = asyncio.Queue(MAX_PIECES_WAITING)
         tasks = [asyncio.create_task(self._run(choice, answer.request, pieces)) for choice in answer.choices]
@@ -123,7 +123,7 @@ class Answerer:
             await pieces.put(DeadlineExceeded(f"the request took longer than {self._request_limit_s:g} s"))
         choice.request.timeline.finished_s = self._clock.now_s()
 
-    async def _choice(self, choice: Choice, request: GenerationRequest) -> AsyncIterator[Piece]:
+    async def _choice(self, choice: Choice, request: GenerationRequest) -> AsyncGenerator[Piece, None]:
         detokenizer = Detokenizer(self._tokenizer.fast)
         matcher = StopMatcher(request.stops)
         if choice.prompt.echo_text:

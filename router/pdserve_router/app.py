@@ -11,7 +11,7 @@ import hmac
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -186,7 +186,9 @@ async def _generate(request: Request, services: Services, *, is_chat: bool) -> R
     return EventStream(_events(answer, envelope, first, pieces), headers)
 
 
-async def _accounted(services: Services, answer: Answer, request_id: str) -> AsyncIterator[Piece]:
+async def _accounted(
+    services: Services, answer: Answer, request_id: str
+) -> AsyncGenerator[Piece, None]:
     """The answer's pieces; however they end, that is counted once."""
     outcome = DISCONNECTED
     services.metrics.num_running += 1
@@ -210,15 +212,15 @@ async def _accounted(services: Services, answer: Answer, request_id: str) -> Asy
 
 
 async def _events(
-    answer: Answer, envelope: Envelope, first: Piece, rest: AsyncIterator[Piece]
-) -> AsyncIterator[bytes]:
+    answer: Answer, envelope: Envelope, first: Piece, rest: AsyncGenerator[Piece, None]
+) -> AsyncGenerator[bytes, None]:
     request = answer.request
     offsets = dict.fromkeys(range(len(answer.choices)), 0)
     if request.is_chat:
         for index in offsets:
             yield event(envelope.body([role_choice(index)], is_chunk=True))
     try:
-        async with aclosing(rest):  # type: ignore[type-var]
+        async with aclosing(rest):
             async for piece in _chain(first, rest):
                 shown = choice(
                     is_chat=request.is_chat,
@@ -247,7 +249,7 @@ async def _chain(first: Piece, rest: AsyncIterator[Piece]) -> AsyncIterator[Piec
 
 
 async def _whole(
-    request: Request, answer: Answer, envelope: Envelope, pieces: AsyncIterator[Piece], headers: dict[str, str]
+    request: Request, answer: Answer, envelope: Envelope, pieces: AsyncGenerator[Piece, None], headers: dict[str, str]
 ) -> Response:
     collected = await _unless_disconnected(request, _collect(pieces))
     if collected is None:
@@ -269,9 +271,9 @@ async def _whole(
     return JSONResponse(body | (_timing(answer) if answer.request.include_timing else {}), headers=headers)
 
 
-async def _collect(pieces: AsyncIterator[Piece]) -> dict[int, list[Piece]]:
+async def _collect(pieces: AsyncGenerator[Piece, None]) -> dict[int, list[Piece]]:
     collected: dict[int, list[Piece]] = {}
-    async with aclosing(pieces):  # type: ignore[type-var]
+    async with aclosing(pieces):
         async for piece in pieces:
             collected.setdefault(piece.index, []).append(piece)
     return collected

@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from pdserve.clock import Clock
@@ -74,15 +74,17 @@ class Generation:
         self._clock = clock
         self._queue_limit_s = queue_limit_s
 
-    async def tokens(self, request: SequenceRequest, progress: Progress) -> AsyncIterator[Tokens]:
+    async def tokens(self, request: SequenceRequest, progress: Progress) -> AsyncGenerator[Tokens, None]:
         """The sequence's tokens as they come. Raises ``PdserveError``; closing the iterator releases all."""
         while True:
             progress.num_attempts += 1
             try:
-                async for tokens in self._attempt(request, progress):
-                    request.timeline.tokens(len(tokens.token_ids), self._clock.now_s())
-                    progress.output_token_ids += tokens.token_ids
-                    yield tokens
+                # Closed by name: a generator left to the collector would release the workers late.
+                async with aclosing(self._attempt(request, progress)) as attempt:
+                    async for tokens in attempt:
+                        request.timeline.tokens(len(tokens.token_ids), self._clock.now_s())
+                        progress.output_token_ids += tokens.token_ids
+                        yield tokens
                 return
             except (AttemptFailed, WorkerLost) as error:
                 if progress.num_attempts >= MAX_ATTEMPTS:
@@ -95,7 +97,7 @@ class Generation:
                     error,
                 )
 
-    async def _attempt(self, request: SequenceRequest, progress: Progress) -> AsyncIterator[Tokens]:
+    async def _attempt(self, request: SequenceRequest, progress: Progress) -> AsyncGenerator[Tokens, None]:
         async with self._opened(request, progress) as attempt:
             while True:
                 for tokens in attempt.heard(await attempt.inbox.get()):
@@ -191,7 +193,8 @@ class _Attempt:
         )
         decode.open(self.request_id, self.inbox, pb.ToWorker(reserve=reserve))
         try:
-            heard = await asyncio.wait_for(self.inbox.get(), RESERVE_LIMIT_S)
+            async with asyncio.timeout(RESERVE_LIMIT_S):
+                heard = await self.inbox.get()
         except TimeoutError:
             raise AttemptFailed(f"{decode.address} did not answer Reserve in {RESERVE_LIMIT_S:g} s") from None
         message = heard.message

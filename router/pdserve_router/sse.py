@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -25,7 +25,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], headers: dict[str, str]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
         super().__init__(headers={**headers, "cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
@@ -42,11 +42,12 @@ class EventStream(Response):
             await asyncio.gather(sending, leaving, return_exceptions=True)
 
     async def _send_all(self, send: Send) -> None:
-        async with aclosing(self._events) as events:  # type: ignore[type-var]
+        async with aclosing(self._events) as events:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for chunk in events:
                 body = {"type": "http.response.body", "body": chunk, "more_body": True}
-                await asyncio.wait_for(send(body), STALLED_CLIENT_LIMIT_S)
+                async with asyncio.timeout(STALLED_CLIENT_LIMIT_S):
+                    await send(body)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

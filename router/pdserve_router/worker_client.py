@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -69,6 +70,7 @@ class WorkerClient:
         self._inboxes: dict[str, Inbox] = {}
         self._outgoing: asyncio.Queue[pb.ToWorker] = asyncio.Queue()
         self._status: pb.WorkerStatus | None = None
+        self._stream: Stream | None = None
         self.problem = "not connected yet"
 
     @property
@@ -109,6 +111,11 @@ class WorkerClient:
 
     # --------------------------------------------------------------- session
 
+    def hang_up(self) -> None:
+        """Ends the session; ``run`` makes a new one."""
+        if self._stream is not None:
+            self._stream.cancel()
+
     async def run(self) -> None:
         """Keeps a session for as long as the task lives."""
         backoff_s = MIN_BACKOFF_S
@@ -129,21 +136,28 @@ class WorkerClient:
                 await asyncio.sleep(backoff_s)
 
     async def _session(self, channel: grpc.aio.Channel) -> bool:
-        stream: Stream = pb_grpc.WorkerStub(channel).Session(wait_for_ready=True)  # type: ignore[no-untyped-call]
+        stream = self._stream = pb_grpc.WorkerStub(channel).Session(wait_for_ready=True)  # type: ignore[no-untyped-call]
         try:
-            await asyncio.wait_for(self._attach(stream), ATTACH_LIMIT_S)
-            async with asyncio.TaskGroup() as tasks:
-                sender = tasks.create_task(self._send(stream))
-                heartbeat = tasks.create_task(self._beat())
-                await self._receive(stream)
-                sender.cancel()
-                heartbeat.cancel()
+            async with asyncio.timeout(ATTACH_LIMIT_S):
+                await self._attach(stream)
+            await self._until_one_ends(self._receive(stream), self._send(stream), self._beat())
             self.problem = "the worker closed the session"
-        except* (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ProtocolViolation) as group:
-            raise group.exceptions[0] from None
         finally:
             stream.cancel()
         return True
+
+    @staticmethod
+    async def _until_one_ends(*work: Coroutine[Any, Any, None]) -> None:
+        """Raises what it raised. Not a TaskGroup: an error beside a cancellation would swallow that."""
+        tasks = [asyncio.create_task(coroutine) for coroutine in work]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
 
     async def _attach(self, stream: Stream) -> None:
         first = await stream.read()
@@ -159,7 +173,8 @@ class WorkerClient:
 
     async def _receive(self, stream: Stream) -> None:
         while True:
-            message = await asyncio.wait_for(stream.read(), SILENCE_LIMIT_S)
+            async with asyncio.timeout(SILENCE_LIMIT_S):
+                message = await stream.read()
             if not isinstance(message, pb.FromWorker):  # EOF
                 return
             self._dispatch(message)
@@ -167,7 +182,8 @@ class WorkerClient:
     async def _send(self, stream: Stream) -> None:
         while True:
             message = await self._outgoing.get()
-            await asyncio.wait_for(stream.write(message), SILENCE_LIMIT_S)
+            async with asyncio.timeout(SILENCE_LIMIT_S):
+                await stream.write(message)
 
     async def _beat(self) -> None:
         while True:

@@ -54,7 +54,8 @@ class Workers:
         """Until a worker's state may have changed, or the time is up."""
         changed = self._changed
         try:
-            await asyncio.wait_for(changed.wait(), limit_s)
+            async with asyncio.timeout(limit_s):
+                await changed.wait()
         except TimeoutError:
             return
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import grpc
 
@@ -22,6 +25,7 @@ from pdserve.transfer.push import Endpoint, HandoffOutcome, PushPlan
 from pdserve.transfer.stream import ByteStream
 from tests.support.fake_kv import NumpyKV
 
+Result = TypeVar("Result")
 TICKET = b"good ticket"
 WAIT_S = 10.0
 BACKENDS = ["inproc", "tcp", "grpc"]
@@ -38,13 +42,17 @@ class EventLoopThread:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
-    def run(self, coroutine):  # type: ignore[no-untyped-def]
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(WAIT_S)
+    def run(self, coroutine: Coroutine[Any, Any, Result], limit_s: float = WAIT_S) -> Result:
+        return self.submit(coroutine).result(limit_s)
 
-    def close(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(WAIT_S)
-        self.loop.close()
+    def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+
+@functools.cache
+def event_loop_thread() -> EventLoopThread:
+    """One for the whole test process: grpc.aio does not like its event loop to be closed under it."""
+    return EventLoopThread()
 
 
 @dataclass
@@ -102,8 +110,7 @@ def _listen(backend: str, table: LandingTable, port: int, stack: ExitStack) -> t
         stack.callback(listener.close)
         return f"127.0.0.1:{listener.port}", tcp.connect
     assert backend == "grpc", backend
-    thread = EventLoopThread()
-    stack.callback(thread.close)
+    thread = event_loop_thread()
 
     async def start() -> tuple[grpc.aio.Server, int]:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *grpc_link.OPTIONS])
