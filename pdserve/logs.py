@@ -14,7 +14,9 @@ def configure(level: str) -> None:
     if number is None:
         raise ConfigError(f"log_level {level!r} is not one of debug, info, warning, error")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(message)s", "%H:%M:%S")
+    )
     logging.basicConfig(level=number, handlers=[handler], force=True)
     for chatty in ("httpx", "urllib3", "filelock", "transformers", "asyncio"):
         logging.getLogger(chatty).setLevel(max(number, logging.WARNING))

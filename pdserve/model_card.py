@@ -1,4 +1,4 @@
-"""What a model folder says about itself, read as JSON: no torch, no transformers. Pure but for reading files."""
+"""What a model folder says about itself, read as JSON: no torch, no transformers."""
 
 from __future__ import annotations
 

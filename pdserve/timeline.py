@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class Timeline:
     def itls_s(self) -> list[float]:
         """Gaps between neighbours from token 2 on: the hand-off gap is counted on its own."""
         times = self.token_times_s[1:]
-        return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(times)]
 
     @property
     def queue_s(self) -> float | None:

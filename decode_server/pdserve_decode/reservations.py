@@ -94,11 +94,7 @@ class Reservations:
     def quarantine_overdue(self) -> list[Grant]:
         """Moves what has drained for too long; the returned grants are newly quarantined."""
         now_s = self._clock.now_s()
-        overdue = [
-            record
-            for record in self._in(Phase.DRAINING)
-            if now_s > record.drain_deadline_s
-        ]
+        overdue = [record for record in self._in(Phase.DRAINING) if now_s > record.drain_deadline_s]
         for record in overdue:
             record.phase = Phase.QUARANTINED
         return [record.grant for record in overdue]

@@ -18,7 +18,7 @@ from pdserve.engine.engine import StepOutput
 from pdserve.engine.loop import EngineLoop
 from pdserve.engine.sequence import Sequence
 from pdserve.errors import ProtocolViolation, RequestError
-from pdserve.rpc.session import Session, failed
+from pdserve.rpc.session import RouterSession, failed
 from pdserve.rpc.ticket import verify_ticket
 from pdserve.rpc.v1 import worker_pb2 as pb
 from pdserve.transfer.hello import Hello
@@ -106,7 +106,7 @@ class DecodeService:
         async with asyncio.timeout(INTEGRITY_LIMIT_S):
             await asyncio.wrap_future(check)
 
-    def handle(self, message: pb.ToWorker, session: Session) -> None:
+    def handle(self, message: pb.ToWorker, session: RouterSession) -> None:
         match message.WhichOneof("message"):
             case "reserve":
                 self._admit(message.reserve.request_id, message.reserve.sequence, session, self._reserve)
@@ -117,7 +117,7 @@ class DecodeService:
             case kind:
                 raise ProtocolViolation(f"a decode worker does not take {kind}")
 
-    def session_ended(self, session: Session) -> None:
+    def session_ended(self, session: RouterSession) -> None:
         for request_id in self._directory.discard_session(session):
             self.engine_loop.post(partial(self._release, request_id, "session_ended"))
 
@@ -125,7 +125,7 @@ class DecodeService:
         self,
         request_id: str,
         wire_sequence: pb.Sequence,
-        session: Session,
+        session: RouterSession,
         accept: Callable[[Sequence], None],
     ) -> None:
         if self._directory.refuse(request_id, session):
@@ -249,4 +249,3 @@ class DecodeService:
 
     def on_aborted(self, reservation_id: int, reason: str) -> None:
         self.engine_loop.post(partial(self._aborted, reservation_id, reason))
-

@@ -209,7 +209,9 @@ class Engine:
         assert sequence.seq_id not in self._sequences, f"{sequence.seq_id} is here already"
         beyond = max((*sequence.prompt_token_ids, *sequence.output_token_ids), default=0)
         if beyond >= self._vocab_size:
-            raise RequestError(f"token id {beyond} is outside the vocabulary of {self._vocab_size}", param="prompt")
+            raise RequestError(
+                f"token id {beyond} is outside the vocabulary of {self._vocab_size}", param="prompt"
+            )
         named = (*sequence.sampling.logit_bias, *sequence.sampling.stop_token_ids)
         if any(not 0 <= token_id < self._vocab_size for token_id in named):
             raise RequestError("logit_bias or stop_token_ids names a token outside the vocabulary")

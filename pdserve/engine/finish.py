@@ -17,9 +17,9 @@ def finish_reason(sequence: Sequence, eos_token_ids: Set[int], max_context_token
     """``""`` while it goes on; judged after the newest token was appended."""
     sampling = sequence.sampling
     num_output = len(sequence.output_token_ids)
-    if num_output > sampling.min_tokens or sampling.min_tokens == 0:
-        if sequence.output_token_ids[-1] in stop_token_ids(sequence, eos_token_ids):
-            return "stop"
+    is_stop = sequence.output_token_ids[-1] in stop_token_ids(sequence, eos_token_ids)
+    if is_stop and num_output > sampling.min_tokens:
+        return "stop"
     if num_output >= sampling.max_tokens or sequence.num_tokens >= max_context_tokens:
         return "length"
     return ""

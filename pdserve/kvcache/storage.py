@@ -38,7 +38,10 @@ class KVStorage:
         self.v = [torch.zeros(shape, dtype=dtype, device=device).fill_(0) for _ in range(layout.num_layers)]
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
-        """``keys``, ``values``: [tokens, kv_heads, head_dim]; ``slot_mapping``: [tokens], block * block_size + offset."""
+        """``keys``, ``values``: [tokens, kv_heads, head_dim].
+
+        ``slot_mapping``: [tokens], each block * block_size + offset.
+        """
         block, offset = slot_mapping // self.layout.block_size, slot_mapping % self.layout.block_size
         for pool, new in ((self.k[layer], keys), (self.v[layer], values)):
             if self.layout.order is PoolOrder.HEAD_MAJOR:
@@ -107,9 +110,7 @@ class KVStorage:
         last = self.layout.num_blocks_for(segment.token_end)
         runs = list(_runs(block_table[first:last]))
         return [
-            _bytes_of(pool[begin : begin + count])
-            for pool in self._pools(segment)
-            for begin, count in runs
+            _bytes_of(pool[begin : begin + count]) for pool in self._pools(segment) for begin, count in runs
         ]
 
 
@@ -126,4 +127,4 @@ def _runs(block_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor; bfloat16 has no numpy type, bytes do."""
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+    return tensor.view(-1).view(torch.uint8).numpy().data

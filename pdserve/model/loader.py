@@ -93,7 +93,9 @@ def vet_model(model: PreTrainedModel) -> LoadedModel:
 
 def _check_config(config: PretrainedConfig) -> None:
     if config.is_encoder_decoder:
-        raise UnsupportedModel(f"{config.model_type} is an encoder-decoder; pdserve serves decoder-only models")
+        raise UnsupportedModel(
+            f"{config.model_type} is an encoder-decoder; pdserve serves decoder-only models"
+        )
     for rope_type in _rope_types(config.get_text_config().to_dict()):
         if rope_type in LENGTH_DEPENDENT_ROPE:
             raise UnsupportedModel(f"rotary embedding {rope_type!r} depends on the sequence length")
@@ -209,8 +211,7 @@ def _positions(token_ids: Tensor) -> Tensor:
 
 
 def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
-    generation = model.generation_config
-    eos = generation.eos_token_id if generation is not None else None
+    eos = model.generation_config.eos_token_id
     if eos is None:
         eos = model.config.get_text_config().eos_token_id
     if eos is None:
@@ -228,6 +229,8 @@ def _fingerprint(model: PreTrainedModel) -> str:
     digest.update(json.dumps(described, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        head = tensor.detach().flatten()[: SAMPLED_BYTES_PER_TENSOR // tensor.element_size()].cpu().contiguous()
+        head = (
+            tensor.detach().flatten()[: SAMPLED_BYTES_PER_TENSOR // tensor.element_size()].cpu().contiguous()
+        )
         digest.update(memoryview(head.view(torch.uint8).numpy()))
     return digest.hexdigest()

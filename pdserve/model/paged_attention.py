@@ -39,9 +39,8 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """transformers gives [1, heads, tokens, head_dim] and wants [1, tokens, heads, head_dim] back."""
     del attention_mask
-    output = paged_batch.attend(
-        module, *(states[0].transpose(0, 1) for states in (query, key, value)), options
-    )
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    output = paged_batch.attend(module, query, key, value, options)
     return output.unsqueeze(0), None
 
 

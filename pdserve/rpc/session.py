@@ -39,12 +39,12 @@ class WorkerService(Protocol):
 
     def identity(self) -> pb.WorkerIdentity: ...
     def status(self) -> pb.WorkerStatus: ...
-    def handle(self, message: pb.ToWorker, session: Session) -> None: ...
-    def session_ended(self, session: Session) -> None: ...
+    def handle(self, message: pb.ToWorker, session: RouterSession) -> None: ...
+    def session_ended(self, session: RouterSession) -> None: ...
     async def check_integrity(self) -> None: ...
 
 
-class Session:
+class RouterSession:
     """Messages waiting to go to one router."""
 
     def __init__(self, router_id: str) -> None:
@@ -84,7 +84,7 @@ class SessionServer(pb_grpc.WorkerServicer):
         self._service = service
         self._secret = secret
         self._lease_s = lease_s
-        self._sessions: set[Session] = set()
+        self._sessions: set[RouterSession] = set()
 
     def close_sessions(self) -> None:
         for session in list(self._sessions):
@@ -96,14 +96,16 @@ class SessionServer(pb_grpc.WorkerServicer):
         for session in self._sessions:
             session.send(status)
 
-    async def GetStatus(  # noqa: N802 - the name in the proto
-        self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[pb.GetStatusRequest, pb.WorkerStatus]
+    async def GetStatus(
+        self,
+        request: pb.GetStatusRequest,
+        context: grpc.aio.ServicerContext[pb.GetStatusRequest, pb.WorkerStatus],
     ) -> pb.WorkerStatus:
         if request.check_integrity:
             await self._service.check_integrity()
         return self._service.status()
 
-    async def Session(  # noqa: N802 - the name in the proto
+    async def Session(
         self,
         request_iterator: AsyncIterator[pb.ToWorker],
         context: grpc.aio.ServicerContext[pb.ToWorker, pb.FromWorker],
@@ -133,7 +135,7 @@ class SessionServer(pb_grpc.WorkerServicer):
     async def _attach(
         self,
         context: grpc.aio.ServicerContext[pb.ToWorker, pb.FromWorker],
-    ) -> Session:
+    ) -> RouterSession:
         nonce = secrets.token_bytes(auth.NONCE_BYTES)
         challenge = pb.SessionChallenge(
             protocol_version=auth.PROTOCOL_VERSION, nonce=nonce, identity=self._service.identity()
@@ -144,13 +146,13 @@ class SessionServer(pb_grpc.WorkerServicer):
                 first = await context.read()
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no Attach followed the challenge")
-        if not isinstance(first, pb.ToWorker) or not first.HasField("attach"):
+        if _is_end(first) or not first.HasField("attach"):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the first message must be Attach")
         attach = first.attach
         if attach.protocol_version != auth.PROTOCOL_VERSION:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"protocol_version: the worker has {auth.PROTOCOL_VERSION}, the router {attach.protocol_version}",
+                f"protocol_version: worker {auth.PROTOCOL_VERSION}, router {attach.protocol_version}",
             )
         if not auth.is_session_proof(
             attach.proof, secret=self._secret, nonce=nonce, router_id=attach.router_id
@@ -158,15 +160,15 @@ class SessionServer(pb_grpc.WorkerServicer):
             await context.abort(
                 grpc.StatusCode.UNAUTHENTICATED, "wrong session proof: do all parts share one secret?"
             )
-        return Session(attach.router_id)
+        return RouterSession(attach.router_id)
 
     async def _receive(
-        self, session: Session, context: grpc.aio.ServicerContext[pb.ToWorker, pb.FromWorker]
+        self, session: RouterSession, context: grpc.aio.ServicerContext[pb.ToWorker, pb.FromWorker]
     ) -> None:
         while True:
             async with asyncio.timeout(self._lease_s):
                 message = await context.read()
-            if not isinstance(message, pb.ToWorker):  # EOF: the router has closed
+            if _is_end(message):
                 return
             if message.HasField("heartbeat"):
                 continue
@@ -176,22 +178,25 @@ class SessionServer(pb_grpc.WorkerServicer):
                 session.send(failed(_request_id(message), error))
 
     async def _send(
-        self, session: Session, context: grpc.aio.ServicerContext[pb.ToWorker, pb.FromWorker]
+        self, session: RouterSession, context: grpc.aio.ServicerContext[pb.ToWorker, pb.FromWorker]
     ) -> None:
         async for message in session.drain():
             async with asyncio.timeout(self._lease_s):
                 await context.write(message)
 
-    async def _report(self, session: Session) -> None:
+    async def _report(self, session: RouterSession) -> None:
         while True:
             await asyncio.sleep(STATUS_PERIOD_S)
             session.send(pb.FromWorker(status=self._service.status()))
 
 
+def _is_end(message: object) -> bool:
+    """The stubs do not know that ``read`` gives this when the router has closed."""
+    return message is grpc.aio.EOF  # type: ignore[attr-defined]
+
+
 def failed(request_id: str, error: PdserveError) -> pb.FromWorker:
-    return pb.FromWorker(
-        failed=pb.Failed(request_id=request_id, error=error.label, message=str(error))
-    )
+    return pb.FromWorker(failed=pb.Failed(request_id=request_id, error=error.label, message=str(error)))
 
 
 def _request_id(message: pb.ToWorker) -> str:

@@ -11,7 +11,6 @@ import asyncio
 import math
 import queue
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
@@ -61,12 +60,14 @@ class _Incoming:
         """Bytes filled and messages used up. Raises ``LinkLost`` at the end."""
         filled = finished = 0
         for view in views:
-            while len(view):
+            begin = 0
+            while begin < len(view):
                 if not self._rest and not self._next(wait_s, must_wait=not filled):
                     return filled, finished
-                part = self._rest[: len(view)]
-                view[: len(part)] = part
-                view, self._rest = view[len(part) :], self._rest[len(part) :]
+                part = self._rest[: len(view) - begin]
+                view[begin : begin + len(part)] = part
+                begin += len(part)
+                self._rest = self._rest[len(part) :]
                 filled += len(part)
                 finished += not self._rest
         return filled, finished
@@ -210,7 +211,7 @@ def connect(endpoint: Endpoint, limit_s: float) -> GrpcClientStream:
     return stream
 
 
-def handler(table: LandingTable, clock: Clock) -> grpc.GenericRpcHandler:
+def handler(table: LandingTable, clock: Clock) -> grpc.GenericRpcHandler[bytes, bytes]:
     """To be added to the worker's ``grpc.aio`` server."""
 
     async def push(
@@ -218,7 +219,9 @@ def handler(table: LandingTable, clock: Clock) -> grpc.GenericRpcHandler:
     ) -> AsyncIterator[bytes]:
         del context
         stream = _ServerStream(asyncio.get_running_loop())
-        threading.Thread(target=serve_link, args=(stream, table, clock), name="kv-receive", daemon=True).start()
+        threading.Thread(
+            target=serve_link, args=(stream, table, clock), name="kv-receive", daemon=True
+        ).start()
         feeder = asyncio.create_task(stream.feed(requests))
         feeder.add_done_callback(lambda task: stream.close())
         try:

@@ -40,7 +40,7 @@ class Hello:
                 head_dim=_integer(content["head_dim"]),
                 dtype=str(content["dtype"]),
                 block_size=_integer(content["block_size"]),
-                order=PoolOrder(content["order"]),
+                order=PoolOrder(str(content["order"])),
             )
             return cls(
                 int(str(content["incarnation"])),

@@ -50,7 +50,7 @@ class PushPlan:
 
 @dataclass(frozen=True, slots=True)
 class HandoffOutcome:
-    """``transfer_s``: time spent sending; ``hidden_transfer_s``: of that, before the first token was known."""
+    """``transfer_s``: time spent sending; ``hidden_transfer_s``: of that, before token 1 was known."""
 
     request_id: str
     sealed: bool
@@ -97,9 +97,7 @@ class Push:
         return None
 
     def has_segment(self, wire_order: WireOrder) -> bool:
-        return any(
-            self._sendable_end(layer, wire_order) > begin for layer, begin in enumerate(self._sent)
-        )
+        return any(self._sendable_end(layer, wire_order) > begin for layer, begin in enumerate(self._sent))
 
     def sent(self, num_bytes: int, checksum: int, *, begin_s: float, end_s: float) -> None:
         self.num_segments += 1
@@ -120,9 +118,7 @@ class Push:
             transport=transport,
             num_bytes=self.num_bytes,
             transfer_s=sum(end - begin for begin, end in self._sends),
-            hidden_transfer_s=sum(
-                max(0.0, min(end, committed_s) - begin) for begin, end in self._sends
-            ),
+            hidden_transfer_s=sum(max(0.0, min(end, committed_s) - begin) for begin, end in self._sends),
         )
 
     def _sendable_end(self, layer: int, wire_order: WireOrder) -> int:

@@ -2,8 +2,8 @@
 
 ::
 
-    notes (engine thread) ──► pushes ──► sender thread ──► DATA … COMMIT ──► SEALED / ABORTED ──► reader thread
-                                └───────── abort ──► ABORT                         └──► on_done
+    notes (engine thread) ──► pushes ──► sender thread ──► DATA … COMMIT ──► SEALED / ABORTED ──► reader
+                                └──────── abort ──► ABORT                           └──► on_done
 
 The sender links up with the first push, by the first of its endpoints that works. When the
 link is lost every push on it ends; the next one makes a new sender and a new link.
@@ -261,9 +261,7 @@ class PeerSender:
         )
         with self._changed:
             entry.is_sending = False
-            entry.push.sent(
-                header.payload_bytes, header.checksum, begin_s=begin_s, end_s=self._clock.now_s()
-            )
+            entry.push.sent(header.payload_bytes, header.checksum, begin_s=begin_s, end_s=self._clock.now_s())
             is_aborted = bool(entry.abort_reason)
         if is_aborted:
             self._finish_abort(entry)

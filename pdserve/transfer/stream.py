@@ -32,7 +32,7 @@ class ByteStream(Protocol):
         """How many bytes of the views, in order, were taken; 0 when none could be. Raises ``LinkLost``."""
 
     def receive_some(self, views: Sequence[memoryview], wait_s: float) -> int:
-        """How many bytes were put into the views, in order; 0 when none came. Raises ``LinkLost`` at the end."""
+        """How many bytes were put into the views, in order; 0 when none came. Raises ``LinkLost``."""
 
     def close(self) -> None:
         """Idempotent, from any thread; the calls above then raise ``LinkLost``."""

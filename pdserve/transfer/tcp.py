@@ -7,6 +7,7 @@ import math
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from pdserve.clock import Clock
 from pdserve.errors import ConfigError
@@ -50,10 +51,8 @@ class SocketStream:
         return received
 
     def close(self) -> None:
-        try:
+        with suppress(OSError):  # it may not be connected any more
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait in it
-        except OSError:
-            pass  # it was not connected any more
         self._socket.close()
 
     def _wait(self, wait_s: float) -> None:
@@ -88,10 +87,8 @@ class TcpListener:
         self._thread.start()
 
     def close(self) -> None:
-        try:
+        with suppress(OSError):  # the accept thread may not be in it
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the accept thread is not in it
         self._socket.close()
         with self._lock:
             streams = list(self._streams)

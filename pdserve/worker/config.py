@@ -13,7 +13,9 @@ class WorkerSettings(ProgramSettings):
     host: str = Field("127.0.0.1", description="address to listen on; routers and peers must reach it")
     port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 takes a free one")
     advertise_host: str | None = Field(None, description="name or address that others reach this worker by")
-    announce_fd: int | None = Field(None, description="file descriptor to write the bound address to, as JSON")
+    announce_fd: int | None = Field(
+        None, description="file descriptor to write the bound address to, as JSON"
+    )
     secret: SecretStr | None = Field(None, description="shared by all parts")
     threads: int = Field(1, ge=1, description="CPU threads for the model")
     block_size: int = Field(16, ge=1, le=1024, description="tokens per KV block")

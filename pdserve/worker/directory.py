@@ -1,4 +1,4 @@
-"""Which requests are live, through which session they came, and whether more are taken. Owned by the event loop."""
+"""Which requests are live, and through which session they came. Owned by the event loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from pdserve.engine.engine import StepOutput
 from pdserve.errors import ProtocolViolation
-from pdserve.rpc.session import Session, failed
+from pdserve.rpc.session import RouterSession, failed
 from pdserve.rpc.v1 import worker_pb2 as pb
 
 RETRY_AFTER_MS = 250
@@ -18,11 +18,11 @@ class RequestDirectory:
 
     def __init__(self, *, max_num_requests: int) -> None:
         self._max_num_requests = max_num_requests
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, RouterSession] = {}
         self._emptied = asyncio.Event()
         self.is_draining = False
 
-    def refuse(self, request_id: str, session: Session) -> bool:
+    def refuse(self, request_id: str, session: RouterSession) -> bool:
         """Tells the router when no more are taken now."""
         is_full = len(self._sessions) >= self._max_num_requests
         if not self.is_draining and not is_full:
@@ -41,7 +41,7 @@ class RequestDirectory:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sessions
 
-    def add(self, request_id: str, session: Session) -> None:
+    def add(self, request_id: str, session: RouterSession) -> None:
         """Raises ``ProtocolViolation`` when the id is live: ids are unique per attempt."""
         if request_id in self._sessions:
             raise ProtocolViolation(f"request {request_id} is live already")
@@ -54,7 +54,7 @@ class RequestDirectory:
             self._emptied.set()
         return was_live
 
-    def discard_session(self, session: Session) -> list[str]:
+    def discard_session(self, session: RouterSession) -> list[str]:
         """The ids of the requests that lose their owner."""
         orphans = [request_id for request_id, owner in self._sessions.items() if owner is session]
         for request_id in orphans:
@@ -72,7 +72,7 @@ class RequestDirectory:
 
     def deliver(self, outputs: Iterable[StepOutput]) -> None:
         """One TokenBatch per session for all that moved in a step."""
-        batches: dict[Session, pb.TokenBatch] = {}
+        batches: dict[RouterSession, pb.TokenBatch] = {}
         for output in outputs:
             session = self._sessions.get(output.seq_id)
             if session is None:

@@ -16,7 +16,7 @@ from pdserve.engine.engine import LayerWritten, StepOutput
 from pdserve.engine.loop import EngineLoop
 from pdserve.engine.sequence import Sequence
 from pdserve.errors import ProtocolViolation, RequestError
-from pdserve.rpc.session import Session, failed
+from pdserve.rpc.session import RouterSession, failed
 from pdserve.rpc.v1 import worker_pb2 as pb
 from pdserve.transfer.hello import Hello
 from pdserve.transfer.outbox import Connect, Outbox
@@ -90,7 +90,7 @@ class PrefillService:
         async with asyncio.timeout(INTEGRITY_LIMIT_S):
             await asyncio.wrap_future(check)
 
-    def handle(self, message: pb.ToWorker, session: Session) -> None:
+    def handle(self, message: pb.ToWorker, session: RouterSession) -> None:
         match message.WhichOneof("message"):
             case "prefill":
                 self._admit(message.prefill, session)
@@ -99,11 +99,11 @@ class PrefillService:
             case kind:
                 raise ProtocolViolation(f"a prefill worker does not take {kind}")
 
-    def session_ended(self, session: Session) -> None:
+    def session_ended(self, session: RouterSession) -> None:
         for request_id in self._directory.discard_session(session):
             self.engine_loop.post(partial(self._release, request_id, "session_ended"))
 
-    def _admit(self, message: pb.Prefill, session: Session) -> None:
+    def _admit(self, message: pb.Prefill, session: RouterSession) -> None:
         if self._directory.refuse(message.request_id, session):
             return
         hands_off = message.HasField("handoff")

@@ -24,7 +24,7 @@ class Admission:
 
     @asynccontextmanager
     async def line(self) -> AsyncIterator[None]:
-        """Entered when it is this request's turn to ask for room. Raises ``Overloaded`` when the line is full."""
+        """Entered when it is this request's turn to ask. Raises ``Overloaded`` when the line is full."""
         if self.num_waiting >= self._max_queue:
             raise Overloaded(
                 f"{self.num_waiting} requests are waiting for room already", retry_after_s=RETRY_AFTER_S

@@ -67,7 +67,7 @@ class Answer:
 
 def new_answer(request: GenerationRequest, *, request_id: str, clock: Clock, traceparent: str) -> Answer:
     received_s = clock.now_s()
-    choices = []
+    choices: list[Choice] = []
     for prompt in request.prompts:
         for sample in range(request.n):
             index = len(choices)

@@ -186,9 +186,7 @@ async def _generate(request: Request, services: Services, *, is_chat: bool) -> R
     return EventStream(_events(answer, envelope, first, pieces), headers)
 
 
-async def _accounted(
-    services: Services, answer: Answer, request_id: str
-) -> AsyncGenerator[Piece, None]:
+async def _accounted(services: Services, answer: Answer, request_id: str) -> AsyncGenerator[Piece, None]:
     """The answer's pieces; however they end, that is counted once."""
     outcome = DISCONNECTED
     services.metrics.num_running += 1
@@ -249,7 +247,11 @@ async def _chain(first: Piece, rest: AsyncIterator[Piece]) -> AsyncIterator[Piec
 
 
 async def _whole(
-    request: Request, answer: Answer, envelope: Envelope, pieces: AsyncGenerator[Piece, None], headers: dict[str, str]
+    request: Request,
+    answer: Answer,
+    envelope: Envelope,
+    pieces: AsyncGenerator[Piece, None],
+    headers: dict[str, str],
 ) -> Response:
     collected = await _unless_disconnected(request, _collect(pieces))
     if collected is None:

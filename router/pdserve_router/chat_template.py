@@ -28,13 +28,17 @@ class ChatTemplate:
     def render(self, messages: list[dict[str, Any]]) -> str:
         """The prompt, open for the assistant's answer. Raises ``RequestError``."""
         if self._template is None:
-            raise RequestError(f"model {self._name} has no chat template: use /v1/completions", param="messages")
+            raise RequestError(
+                f"model {self._name} has no chat template: use /v1/completions", param="messages"
+            )
         try:
             return self._template.render(
                 messages=messages, add_generation_prompt=True, **self._special_tokens
             )
         except (TemplateError, TypeError, ValueError) as error:
-            raise RequestError(f"the chat template refuses these messages: {error}", param="messages") from error
+            raise RequestError(
+                f"the chat template refuses these messages: {error}", param="messages"
+            ) from error
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -14,12 +14,18 @@ class RouterSettings(ProgramSettings):
 
     program: ClassVar[str] = "router"
     model: str | None = Field(None, description="model folder (tokenizer and chat template are read from it)")
-    served_model_name: str | None = Field(None, description="name clients use; the folder's name if not given")
+    served_model_name: str | None = Field(
+        None, description="name clients use; the folder's name if not given"
+    )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one")
-    announce_fd: int | None = Field(None, description="file descriptor to write the bound address to, as JSON")
+    announce_fd: int | None = Field(
+        None, description="file descriptor to write the bound address to, as JSON"
+    )
     secret: SecretStr | None = Field(None, description="shared by all parts")
-    prefill_workers: CommaSeparated = Field([], description="host:port, separated by commas; none = aggregated")
+    prefill_workers: CommaSeparated = Field(
+        [], description="host:port, separated by commas; none = aggregated"
+    )
     decode_workers: CommaSeparated = Field([], description="host:port, separated by commas")
     api_keys: CommaSeparated = Field([], description="accepted bearer keys; none = open")
     max_body_bytes: int = Field(10 << 20, ge=1, description="largest request body")

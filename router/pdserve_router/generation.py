@@ -66,9 +66,7 @@ class AttemptFailed(PeerError):
 
 
 class Generation:
-    def __init__(
-        self, workers: Workers, admission: Admission, *, clock: Clock, queue_limit_s: float
-    ) -> None:
+    def __init__(self, workers: Workers, admission: Admission, *, clock: Clock, queue_limit_s: float) -> None:
         self._workers = workers
         self._admission = admission
         self._clock = clock

@@ -24,18 +24,31 @@ class RouterMetrics:
         self._requests = Counter(
             "pdserve_requests", "Requests ended, by outcome", ["outcome"], registry=registry
         )
-        self._prompt_tokens = Counter("pdserve_prompt_tokens", "Prompt tokens of ended requests", registry=registry)
-        self._cached_tokens = Counter("pdserve_cached_tokens", "Of those, found in a prefix cache", registry=registry)
+        self._prompt_tokens = Counter(
+            "pdserve_prompt_tokens", "Prompt tokens of ended requests", registry=registry
+        )
+        self._cached_tokens = Counter(
+            "pdserve_cached_tokens", "Of those, found in a prefix cache", registry=registry
+        )
         self._output_tokens = Counter("pdserve_output_tokens", "Tokens sent to clients", registry=registry)
         self._retries = Counter("pdserve_retries", "Attempts after the first", registry=registry)
         self._handoffs = Counter(
-            "pdserve_handoffs", "Hand-offs, by transport and whether sealed", ["transport", "sealed"], registry=registry
+            "pdserve_handoffs",
+            "Hand-offs, by transport and whether sealed",
+            ["transport", "sealed"],
+            registry=registry,
         )
         self._handoff_bytes = Counter("pdserve_handoff_bytes", "KV moved", ["transport"], registry=registry)
-        self._ttft = _histogram("pdserve_ttft_seconds", "Request to first token", _LATENCY_BUCKETS_S, registry)
+        self._ttft = _histogram(
+            "pdserve_ttft_seconds", "Request to first token", _LATENCY_BUCKETS_S, registry
+        )
         self._gap = _histogram("pdserve_handoff_gap_seconds", "Token 1 to token 2", _GAP_BUCKETS_S, registry)
-        self._itl = _histogram("pdserve_itl_seconds", "Between tokens, from token 2 on", _GAP_BUCKETS_S, registry)
-        self._queue = _histogram("pdserve_queue_seconds", "Request to workers found", _LATENCY_BUCKETS_S, registry)
+        self._itl = _histogram(
+            "pdserve_itl_seconds", "Between tokens, from token 2 on", _GAP_BUCKETS_S, registry
+        )
+        self._queue = _histogram(
+            "pdserve_queue_seconds", "Request to workers found", _LATENCY_BUCKETS_S, registry
+        )
         self.num_running = 0
         registry.register(_StateCollector(workers, lambda: self.num_running, num_waiting))
 
@@ -69,7 +82,9 @@ class RouterMetrics:
 class _StateCollector(Collector):
     """Gauges read when they are asked for, so they cannot lag behind a mass cancel."""
 
-    def __init__(self, workers: Workers, num_running: Callable[[], int], num_waiting: Callable[[], int]) -> None:
+    def __init__(
+        self, workers: Workers, num_running: Callable[[], int], num_waiting: Callable[[], int]
+    ) -> None:
         self._workers = workers
         self._num_running = num_running
         self._num_waiting = num_waiting
@@ -79,8 +94,12 @@ class _StateCollector(Collector):
         yield GaugeMetricFamily("pdserve_requests_waiting", "Choices waiting for room", self._num_waiting())
         up = GaugeMetricFamily("pdserve_worker_ready", "1 when it takes requests", labels=["role", "worker"])
         blocks = GaugeMetricFamily("pdserve_worker_blocks", "KV blocks", labels=["role", "worker", "state"])
-        sequences = GaugeMetricFamily("pdserve_worker_sequences", "By state", labels=["role", "worker", "state"])
-        totals = GaugeMetricFamily("pdserve_worker_total", "Totals since its start", labels=["role", "worker", "name"])
+        sequences = GaugeMetricFamily(
+            "pdserve_worker_sequences", "By state", labels=["role", "worker", "state"]
+        )
+        totals = GaugeMetricFamily(
+            "pdserve_worker_total", "Totals since its start", labels=["role", "worker", "name"]
+        )
         for role, client in _with_role(self._workers):
             up.add_metric([role, client.address], float(client.is_ready))
             if (status := client.status) is None:

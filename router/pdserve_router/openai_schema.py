@@ -17,7 +17,9 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-Stops = Annotated[list[Annotated[StrictStr, Field(min_length=1)]], BeforeValidator(_as_list), Field(max_length=4)]
+Stops = Annotated[
+    list[Annotated[StrictStr, Field(min_length=1)]], BeforeValidator(_as_list), Field(max_length=4)
+]
 
 
 class StreamOptions(BaseModel):

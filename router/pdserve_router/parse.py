@@ -104,7 +104,9 @@ class RequestParser:
         if schema.stream_options is not None and not schema.stream:
             raise RequestError("stream_options needs stream true", param="stream_options")
         if len(prompts) * schema.n > MAX_CHOICES:
-            raise RequestError(f"{len(prompts)} prompts × n {schema.n} is over {MAX_CHOICES} choices", param="n")
+            raise RequestError(
+                f"{len(prompts)} prompts × n {schema.n} is over {MAX_CHOICES} choices", param="n"
+            )
         if schema.model_extra:
             logger.info("unknown_fields names=%s", sorted(schema.model_extra)[:20])
         return GenerationRequest(
@@ -133,11 +135,11 @@ class RequestParser:
         if not prompt:
             raise RequestError("the prompt is empty", param="prompt")
         if isinstance(prompt[0], int):
-            return (self._token_prompt(prompt, echo=schema.echo),)  # type: ignore[arg-type]
+            return (self._token_prompt(prompt, echo=schema.echo),)
         return tuple(
             self._text_prompt(part, echo=schema.echo)
             if isinstance(part, str)
-            else self._token_prompt(part, echo=schema.echo)  # type: ignore[arg-type]
+            else self._token_prompt(part, echo=schema.echo)
             for part in prompt
         )
 

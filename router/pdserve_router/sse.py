@@ -43,7 +43,9 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._events) as events:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send(
+                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            )
             async for chunk in events:
                 body = {"type": "http.response.body", "body": chunk, "more_body": True}
                 async with asyncio.timeout(STALLED_CLIENT_LIMIT_S):

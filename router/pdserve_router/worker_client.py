@@ -59,7 +59,13 @@ Inbox = asyncio.Queue[Heard]
 
 class WorkerClient:
     def __init__(
-        self, address: str, *, role: pb.WorkerRole, router_id: str, secret: bytes, on_change: Callable[[], None]
+        self,
+        address: str,
+        *,
+        role: pb.WorkerRole,
+        router_id: str,
+        secret: bytes,
+        on_change: Callable[[], None],
     ) -> None:
         """``on_change`` is called when the worker's state may let a waiting request go on."""
         self.address = address
@@ -105,9 +111,7 @@ class WorkerClient:
         """Ends the request on the worker. Idempotent."""
         if request_id in self._inboxes:
             self.close(request_id)
-            self._outgoing.put_nowait(
-                pb.ToWorker(release=pb.Release(request_id=request_id, reason=reason))
-            )
+            self._outgoing.put_nowait(pb.ToWorker(release=pb.Release(request_id=request_id, reason=reason)))
 
     # --------------------------------------------------------------- session
 
@@ -136,7 +140,7 @@ class WorkerClient:
                 await asyncio.sleep(backoff_s)
 
     async def _session(self, channel: grpc.aio.Channel) -> bool:
-        stream = self._stream = pb_grpc.WorkerStub(channel).Session(wait_for_ready=True)  # type: ignore[no-untyped-call]
+        stream = self._stream = pb_grpc.WorkerStub(channel).Session(wait_for_ready=True)
         try:
             async with asyncio.timeout(ATTACH_LIMIT_S):
                 await self._attach(stream)

@@ -9,7 +9,7 @@ import pytest
 
 from pdserve.errors import RequestError
 from pdserve.rpc import auth
-from pdserve.rpc.session import Session, SessionServer
+from pdserve.rpc.session import RouterSession, SessionServer
 from pdserve.rpc.v1 import worker_pb2 as pb
 from pdserve.rpc.v1 import worker_pb2_grpc as pb_grpc
 from pdserve.worker.program import bind, new_server
@@ -32,13 +32,13 @@ class EchoService:
     def status(self) -> pb.WorkerStatus:
         return pb.WorkerStatus(identity=self.identity(), num_free_blocks=3)
 
-    def handle(self, message: pb.ToWorker, session: Session) -> None:
+    def handle(self, message: pb.ToWorker, session: RouterSession) -> None:
         self.handled.append(message)
         if message.HasField("generate"):
             raise RequestError("not like this")
         session.send(pb.FromWorker(refused=pb.Refused(request_id=message.reserve.request_id)))
 
-    def session_ended(self, session: Session) -> None:
+    def session_ended(self, session: RouterSession) -> None:
         self.ended.set()
 
     async def check_integrity(self) -> None:
@@ -61,8 +61,14 @@ async def open_stream(service: EchoService) -> AsyncIterator[Stream]:
         await server.stop(None)
 
 
+async def read(stream: Stream) -> pb.FromWorker:
+    message = await stream.read()
+    assert isinstance(message, pb.FromWorker), "the session ended"
+    return message
+
+
 async def attach(stream: Stream, *, secret: bytes = SECRET, version: int = auth.PROTOCOL_VERSION) -> None:
-    challenge = (await stream.read()).challenge
+    challenge = (await read(stream)).challenge
     proof = auth.session_proof(secret, nonce=challenge.nonce, router_id="router")
     await stream.write(
         pb.ToWorker(attach=pb.Attach(protocol_version=version, router_id="router", proof=proof))
@@ -72,8 +78,7 @@ async def attach(stream: Stream, *, secret: bytes = SECRET, version: int = auth.
 async def next_reply(stream: Stream) -> pb.FromWorker:
     """The next message that is not a status."""
     while True:
-        message = await stream.read()
-        assert isinstance(message, pb.FromWorker), "the session ended"
+        message = await read(stream)
         if not message.HasField("status"):
             return message
 
@@ -90,7 +95,7 @@ def run(scenario: Callable[[EchoService, Stream], Awaitable[None]]) -> None:
 def test_an_attached_router_is_told_the_status_and_is_obeyed() -> None:
     async def scenario(service: EchoService, stream: Stream) -> None:
         await attach(stream)
-        assert (await stream.read()).status.num_free_blocks == 3
+        assert (await read(stream)).status.num_free_blocks == 3
         await stream.write(pb.ToWorker(reserve=pb.Reserve(request_id="a")))
         assert (await next_reply(stream)).refused.request_id == "a"
 

@@ -8,6 +8,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from pdserve.transfer.stream import ByteStream
+from pdserve_prefill.service import PrefillService
 from tests.support.cluster import Cluster, Running, open_cluster
 from tests.support.engines import greedy
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
@@ -60,13 +61,17 @@ def queued(cluster: Cluster) -> tuple[Running, Callable[[], None]]:
     eventually(lambda: sum(len(hog.progress.output_token_ids) > 2 for hog in hogs) >= 2)
     running = cluster.start(PROMPT, LONG)
     eventually(lambda: cluster.generation._admission.num_waiting > 0)
-    return running, lambda: [hog.cancel() for hog in hogs] and None
+    return running, cluster.cancel_all
 
 
 def reserved(cluster: Cluster) -> tuple[Running, Callable[[], None]]:
     """Decode has blocks for it, prefill has not begun."""
     go_on = threading.Event()
-    cluster.prefill[0].service.engine_loop.post(lambda: go_on.wait(10.0) and None)
+
+    def wait() -> None:
+        go_on.wait(10.0)
+
+    cluster.prefill[0].service.engine_loop.post(wait)
     running = cluster.start(PROMPT, LONG)
     eventually(lambda: cluster.decode[0].stats.num_held == 1)
     return running, go_on.set
@@ -144,7 +149,9 @@ def test_a_stalled_hand_off_ends_by_itself_and_the_text_goes_on(model: PreTraine
             wrapped.append(stream)
             return StalledStream(stream, 900) if len(wrapped) == 1 else stream
 
-        cluster.prefill[0].service.outbox.close()
+        service = cluster.prefill[0].service
+        assert isinstance(service, PrefillService)
+        service.outbox.close()  # so that the next push makes a new link
         cluster.wrap_stream = stall_first
         other = [5, *PROMPT]
         tokens = cluster.generate(other, greedy(12))
@@ -152,5 +159,3 @@ def test_a_stalled_hand_off_ends_by_itself_and_the_text_goes_on(model: PreTraine
         cluster.assert_blocks_come_back()
         assert tokens == cluster.generate(other, greedy(12))
         assert expected == cluster.generate(PROMPT, greedy(12))
-
-

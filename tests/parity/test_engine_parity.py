@@ -64,7 +64,9 @@ def test_a_prefix_hit_changes_nothing(model: PreTrainedModel, expected: list[lis
 
 def test_preemption_changes_nothing(model: PreTrainedModel, expected: list[list[int]]) -> None:
     longest = max(len(prompt) for prompt in prompts(4)) + MAX_TOKENS
-    engine = real_engine(model, block_size=4, num_blocks=2 + longest // 4 + 8, enable_prefix_cache=False).engine
+    engine = real_engine(
+        model, block_size=4, num_blocks=2 + longest // 4 + 8, enable_prefix_cache=False
+    ).engine
     assert generate(engine, prompts(4), greedy(MAX_TOKENS)) == expected
     assert engine.stats().num_preemptions > 0
 

@@ -276,4 +276,3 @@ async def _start_router(cluster: Cluster, queue_limit_s: float, stack: ExitStack
     async with asyncio.timeout(10.0):
         while cluster.workers.problems():
             await cluster.workers.wait_for_change(1.0)
-

@@ -57,10 +57,11 @@ def assert_nothing_leaked(engine: Engine) -> None:
 @torch.inference_mode()
 def reference_tokens(model: PreTrainedModel, prompt: list[int], max_tokens: int) -> list[int]:
     """What ``transformers`` itself generates, greedily."""
-    output = model.generate(
+    output = model.generate(  # type: ignore[operator]
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
         max_new_tokens=max_tokens,
         do_sample=False,
     )
-    return output[0, len(prompt) :].tolist()
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens

@@ -82,4 +82,4 @@ class NumpyKV:
 
 
 def _bytes(array: Array) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data

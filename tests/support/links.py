@@ -80,7 +80,12 @@ def verify(ticket: bytes, plan: LandingPlan) -> None:
 
 @contextmanager
 def open_decode(
-    backend: str, *, layout: KVLayout = LAYOUT, fingerprint: str = "model", incarnation: int = 1, port: int = 0
+    backend: str,
+    *,
+    layout: KVLayout = LAYOUT,
+    fingerprint: str = "model",
+    incarnation: int = 1,
+    port: int = 0,
 ) -> Iterator[Decode]:
     kv = NumpyKV(layout, num_blocks=64)
     sealed: queue.Queue[tuple[int, int]] = queue.Queue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import (
@@ -21,7 +22,7 @@ VOCAB_SIZE = 211
 EOS_TOKEN_ID = 2
 
 # Wide weights: with the usual 0.02 a random model repeats one token and proves little.
-COMMON = {
+COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
     "intermediate_size": 96,
@@ -51,4 +52,8 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 def tiny_model(name: str, *, seed: int = 0) -> PreTrainedModel:
     torch.manual_seed(seed)
     config = CONFIGS[name]()
-    return AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", dtype=torch.float32
+    )
+    model.eval()
+    return model

@@ -47,7 +47,13 @@ def test_no_logprobs_and_zero_alternatives_are_told_apart() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("max_tokens", 0), ("temperature", math.nan), ("temperature", -1.0), ("top_p", 0.0), ("min_p", math.inf)],
+    [
+        ("max_tokens", 0),
+        ("temperature", math.nan),
+        ("temperature", -1.0),
+        ("top_p", 0.0),
+        ("min_p", math.inf),
+    ],
 )
 def test_values_no_router_would_send_are_refused(field: str, value: float) -> None:
     message = sampling_to_proto(SamplingParams(max_tokens=1))
