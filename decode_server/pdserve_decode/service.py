@@ -196,9 +196,7 @@ class DecodeService:
         if grant is None:
             return
         self._num_sealed += 1
-        output = self._engine.adopt(grant.request_id, first_token_id)
-        if output is not None:
-            self.on_outputs([output])
+        self._engine.adopt(grant.request_id, first_token_id)
 
     def _aborted(self, reservation_id: int, reason: str) -> None:
         grant = self._reservations.drain(reservation_id)

@@ -98,16 +98,14 @@ class Engine:
         self._sequences[sequence.seq_id] = sequence
         return True
 
-    def adopt(self, seq_id: str, token_id: int) -> StepOutput | None:
+    def adopt(self, seq_id: str, token_id: int) -> None:
         """The KV of a held sequence is complete; ``token_id`` comes next, sampled where the KV came
-        from. An output only when that token ends the sequence, which its sampler knows too."""
+        from. No output: whoever sampled it has told it, also if it ends the sequence."""
         sequence = self._scheduler.adopt(seq_id)
         sequence.output_token_ids.append(token_id)
         reason = finish_reason(sequence, self._eos_token_ids, self._max_context_tokens)
-        if not reason:
-            return None
-        self._end(sequence)
-        return StepOutput(seq_id, len(sequence.output_token_ids), finish_reason=reason)
+        if reason:
+            self._end(sequence)
 
     def abort(self, seq_id: str) -> None:
         """Idempotent; the blocks are free when it returns."""

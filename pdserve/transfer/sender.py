@@ -175,6 +175,13 @@ class PeerSender:
         raise problem
 
     def _greet(self, stream: ByteStream, transport: str) -> _Link:
+        try:
+            return self._agree(stream, transport)
+        except PeerError:
+            stream.close()
+            raise
+
+    def _agree(self, stream: ByteStream, transport: str) -> _Link:
         hello = pack_json(self._hello.as_dict())
         self._send_control(stream, Header(FrameKind.HELLO), hello)
         header, payload = self._receive(stream, limit_s=self._link_limit_s)
@@ -183,7 +190,6 @@ class PeerSender:
         theirs = Hello.from_dict(unpack_json(payload))
         check_compatible(self._hello, theirs)
         if theirs.incarnation != self._peer_incarnation:
-            stream.close()
             raise PeerError("another process has taken the peer's address")
         return _Link(stream, transport, wire_order(self._hello, theirs))
 
