@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from pdserve import logs
 from pdserve.cli import up
 from pdserve.errors import ConfigError
 from pdserve.model.embedded import resolve_model
@@ -34,9 +35,9 @@ def _run(arguments: Sequence[str]) -> int:
         case ["up", *flags]:
             return up.main(flags, os.environ)
         case ["fetch"]:
-            print(resolve_model(None))
+            _fetch(None)
         case ["fetch", model] if not model.startswith("-"):
-            print(resolve_model(model))
+            _fetch(model)
         case ["--version"]:
             print(f"pdserve {VERSION}")
         case ["--help"] | ["-h"]:
@@ -45,3 +46,8 @@ def _run(arguments: Sequence[str]) -> int:
             print(USAGE, file=sys.stderr)
             return 2
     return 0
+
+
+def _fetch(model: str | None) -> None:
+    logs.configure("info")
+    print(resolve_model(model))

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pdserve import logs
 from pdserve.cli import plan
 from pdserve.cli.fleet import Fleet
 from pdserve.cli.settings import UpSettings
@@ -30,6 +31,7 @@ STOP_SLACK_S = 5.0
 def main(argv: Sequence[str], environment: Mapping[str, str]) -> int:
     """Raises ``ConfigError``."""
     settings = load(UpSettings, argv, environment)
+    logs.configure(settings.log_level)
     started_s = time.monotonic()
     model = resolve_model(settings.model)
     _say(

@@ -51,7 +51,7 @@ def default_cache_dir() -> Path:
 
 def _convert(target: Path) -> None:
     source = _package_folder()
-    logger.info("converting model=%s to=%s", EMBEDDED_NAME, target)
+    logger.info("converting_model name=%s to=%s, once", EMBEDDED_NAME, target)
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -70,7 +70,7 @@ def _save_as_safetensors(source: Path, target: Path) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(source, gguf_file=_GGUF, dtype=torch.float32)
     # The weights are plain numbers from here on; transformers would refuse to save them as GGUF.
-    model.hf_quantizer = None
+    del model.hf_quantizer
     del model.config.quantization_config
     model.save_pretrained(target)
     AutoTokenizer.from_pretrained(source, gguf_file=_GGUF).save_pretrained(target)
@@ -88,10 +88,12 @@ def _package_folder() -> Path:
 
 def _download(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.model"]
     try:
         return Path(snapshot_download(hub_id, allow_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ConfigError(f"--model {hub_id}: cannot be downloaded and is not in the hub cache: {error}") from error
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(
+            f"--model {hub_id}: cannot be downloaded and is not in the hub cache: {error}"
+        ) from error
