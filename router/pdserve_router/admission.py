@@ -17,21 +17,22 @@ class Admission:
         self._turn = asyncio.Lock()
         self.num_waiting = 0
 
-    @property
-    def is_contended(self) -> bool:
-        """Whether a newcomer has to stand in line."""
-        return self.num_waiting > 0
-
     @asynccontextmanager
-    async def line(self) -> AsyncIterator[None]:
-        """Entered when it is this request's turn to ask. Raises ``Overloaded`` when the line is full."""
+    async def line(self, limit_s: float) -> AsyncIterator[None]:
+        """Entered when it is one's turn to ask for room.
+
+        Raises ``Overloaded`` when the line is full, and when waiting for the turn and in the
+        block has taken ``limit_s``.
+        """
         if self.num_waiting >= self._max_queue:
             raise Overloaded(
                 f"{self.num_waiting} requests are waiting for room already", retry_after_s=RETRY_AFTER_S
             )
         self.num_waiting += 1
         try:
-            async with self._turn:
+            async with asyncio.timeout(limit_s), self._turn:
                 yield
+        except TimeoutError:
+            raise Overloaded("no worker had room in time", retry_after_s=RETRY_AFTER_S) from None
         finally:
             self.num_waiting -= 1

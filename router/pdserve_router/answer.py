@@ -1,42 +1,36 @@
 """From a checked request to pieces of text: one task per choice, all ended together.
 
-Each choice detokenizes and looks for stop strings on its own; a match ends it and releases
-its workers at once. When one choice fails its siblings are cancelled.
+A stop string ends its choice and releases its workers at once. When one choice fails its
+siblings are cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pdserve.clock import Clock
 from pdserve.errors import DeadlineExceeded, PdserveError
-from pdserve.rpc.v1 import worker_pb2 as pb
 from pdserve.sampling import choice_seed
 from pdserve.timeline import Timeline
-from pdserve_router.detokenizer import Detokenizer
-from pdserve_router.generation import Generation, Progress, SequenceRequest
-from pdserve_router.merge import Tokens
-from pdserve_router.openai_response import TokenText, Usage
+from pdserve_router.attempt import Progress, SequenceRequest
+from pdserve_router.choice_text import ChoiceText
+from pdserve_router.generation import Generation
+from pdserve_router.openai_response import Piece, Usage
 from pdserve_router.parse import GenerationRequest, Prompt
-from pdserve_router.stop_strings import StopMatcher
 from pdserve_router.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 # A client that reads slowly holds up its own generation, nobody else's.
 MAX_PIECES_WAITING = 256
 
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The next text of a choice; the one with a ``finish_reason`` is its last."""
-
-    index: int
-    text: str
-    logprobs: list[TokenText] | None
-    finish_reason: str = ""
+PieceQueue = asyncio.Queue[Piece | PdserveError]
 
 
 @dataclass(slots=True)
@@ -51,6 +45,7 @@ class Choice:
 class Answer:
     """The choices of one request, and what is known of them when they have ended."""
 
+    request_id: str
     request: GenerationRequest
     choices: list[Choice]
     created_unix_s: int
@@ -65,37 +60,46 @@ class Answer:
         )
 
 
-def new_answer(request: GenerationRequest, *, request_id: str, clock: Clock, traceparent: str) -> Answer:
-    received_s = clock.now_s()
+def new_answer(request: GenerationRequest, *, request_id: str, received_s: float, traceparent: str) -> Answer:
     choices: list[Choice] = []
     for prompt in request.prompts:
         for sample in range(request.n):
             index = len(choices)
-            seed = choice_seed(request.sampling.seed, sample)
             sequence = SequenceRequest(
                 request_id=f"{request_id}-{index}",
                 prompt_token_ids=prompt.token_ids,
-                sampling=replace(request.sampling, seed=seed),
+                sampling=replace(request.sampling, seed=choice_seed(request.sampling.seed, sample)),
                 timeline=Timeline(received_s),
                 traceparent=traceparent,
             )
             choices.append(Choice(index, prompt, sequence))
-    return Answer(request, choices, int(time.time()))
+    return Answer(request_id, request, choices, int(time.time()))
 
 
 class Answerer:
     def __init__(
-        self, generation: Generation, tokenizer: Tokenizer, *, clock: Clock, request_limit_s: float
+        self,
+        generation: Generation,
+        tokenizer: Tokenizer,
+        *,
+        eos_token_ids: frozenset[int],
+        clock: Clock,
+        request_limit_s: float,
     ) -> None:
         self._generation = generation
         self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._request_limit_s = request_limit_s
+        self._open: set[PieceQueue] = set()
 
     async def pieces(self, answer: Answer) -> AsyncGenerator[Piece, None]:
         """Of all choices as they come. Raises the first ``PdserveError``; closing it ends everything."""
-        pieces: asyncio.Queue[Piece | PdserveError] = asyncio.Queue(MAX_PIECES_WAITING)
+        pieces: PieceQueue = asyncio.Queue(MAX_PIECES_WAITING)
+        self._open.add(pieces)
         tasks = [asyncio.create_task(self._run(choice, answer.request, pieces)) for choice in answer.choices]
+        for task in tasks:
+            task.add_done_callback(partial(_never_silent, pieces))
         try:
             num_open = len(tasks)
             while num_open:
@@ -105,14 +109,18 @@ class Answerer:
                 num_open -= bool(piece.finish_reason)
                 yield piece
         finally:
+            self._open.discard(pieces)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(
-        self, choice: Choice, request: GenerationRequest, pieces: asyncio.Queue[Piece | PdserveError]
-    ) -> None:
-        """Ends with a finishing piece or with an error in the queue, never silently."""
+    def cut_all(self, error: PdserveError) -> None:
+        """Every answer under way ends with ``error``."""
+        for pieces in self._open:
+            _cut(pieces, error)
+
+    async def _run(self, choice: Choice, request: GenerationRequest, pieces: PieceQueue) -> None:
+        """Ends with a finishing piece or with an error in the queue."""
         try:
             async with asyncio.timeout(self._request_limit_s), aclosing(self._choice(choice, request)) as own:
                 async for piece in own:
@@ -124,46 +132,32 @@ class Answerer:
         choice.request.timeline.finished_s = self._clock.now_s()
 
     async def _choice(self, choice: Choice, request: GenerationRequest) -> AsyncGenerator[Piece, None]:
-        detokenizer = Detokenizer(self._tokenizer.fast)
-        matcher = StopMatcher(request.stops)
-        if choice.prompt.echo_text:
-            yield Piece(choice.index, choice.prompt.echo_text, None)
-        pending: list[TokenText] = []
+        text = ChoiceText(
+            choice.index,
+            self._tokenizer,
+            prefix=choice.prompt.echo_text,
+            stops=request.stops,
+            stop_token_ids=self._eos_token_ids.union(request.sampling.stop_token_ids),
+            wants_logprobs=request.sampling.num_logprobs is not None,
+        )
         async with aclosing(self._generation.tokens(choice.request, choice.progress)) as stream:
             async for tokens in stream:
-                text = matcher.add(detokenizer.add(_shown(tokens, request)))
-                pending += self._logprobs(tokens, request)
-                reason = tokens.finish_reason
-                if reason and not matcher.matched:
-                    text += matcher.add(detokenizer.flush())
-                    text += matcher.flush()
-                if matcher.matched:
-                    reason = "stop"
-                if text or reason:
-                    wants_logprobs = request.sampling.num_logprobs is not None
-                    yield Piece(choice.index, text, pending if wants_logprobs else None, reason)
-                    pending = []
-                if reason:
-                    return
-
-    def _logprobs(self, tokens: Tokens, request: GenerationRequest) -> list[TokenText]:
-        if request.sampling.num_logprobs is None:
-            return []
-        pairs = zip(tokens.token_ids, tokens.logprobs, strict=True)
-        return [self._token_text(token_id, entry) for token_id, entry in pairs]
-
-    def _token_text(self, token_id: int, entry: pb.TokenLogprobs) -> TokenText:
-        top = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
-        return TokenText(
-            self._tokenizer.token_bytes(token_id),
-            entry.logprob,
-            tuple((self._tokenizer.token_bytes(other), logprob) for other, logprob in top),
-        )
+                piece = text.add(tokens)
+                if piece is not None:
+                    yield piece
+                    if piece.finish_reason:
+                        return
 
 
-def _shown(tokens: Tokens, request: GenerationRequest) -> tuple[int, ...]:
-    """A stop token ends the text and is not part of it."""
-    stops = request.sampling.stop_token_ids
-    if tokens.finish_reason == "stop" and tokens.token_ids and tokens.token_ids[-1] in stops:
-        return tokens.token_ids[:-1]
-    return tokens.token_ids
+def _never_silent(pieces: PieceQueue, task: asyncio.Task[None]) -> None:
+    """A mistake of ours in a choice's task ends the answer too."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("choice_failed", exc_info=error)
+        _cut(pieces, PdserveError("the server made a mistake; its log says more"))
+
+
+def _cut(pieces: PieceQueue, error: PdserveError) -> None:
+    """What waits to be sent is dropped: the answer will not be whole anyway."""
+    while not pieces.empty():
+        pieces.get_nowait()
+    pieces.put_nowait(error)

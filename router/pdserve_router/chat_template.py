@@ -1,12 +1,19 @@
-"""Renders the model's chat template, in a sandbox: templates come with models, not from us."""
+"""Renders the model's chat template, in a sandbox: templates come with models, not from us.
+
+The names a template may use are those ``transformers`` gives it, since that is what the
+template was written for.
+"""
 
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pdserve.errors import ConfigError, RequestError
@@ -25,7 +32,7 @@ class ChatTemplate:
             except TemplateSyntaxError as error:
                 raise ConfigError(f"the chat template of {card.name} is broken: {error}") from error
 
-    def render(self, messages: list[dict[str, Any]]) -> str:
+    def render(self, messages: Sequence[dict[str, Any]]) -> str:
         """The prompt, open for the assistant's answer. Raises ``RequestError``."""
         if self._template is None:
             raise RequestError(
@@ -33,25 +40,49 @@ class ChatTemplate:
             )
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=True, **self._special_tokens
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise RequestError(
                 f"the chat template refuses these messages: {error}", param="messages"
             ) from error
 
 
+class _GenerationBlock(Extension):
+    """``{% generation %}`` marks what the assistant wrote; for a prompt it means nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - an instance variable in jinja's own class
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
+    )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda pattern: datetime.now(UTC).strftime(pattern)
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().astimezone().strftime(pattern)
     return environment
 
 
-def _tojson(value: object, indent: int | None = None) -> str:
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """Unlike jinja's own, without HTML escapes: models were trained on plain JSON."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise(message: str) -> NoReturn:

@@ -15,15 +15,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+import uvloop
 
 from pdserve import logs
 from pdserve.config import load, secret_bytes
-from pdserve.errors import ConfigError
+from pdserve.errors import ConfigError, Overloaded
 from pdserve.model_card import read_model_card
-from pdserve_router.app import Services, create_app
+from pdserve_router.app import create_app
 from pdserve_router.config import RouterSettings
+from pdserve_router.service import Service
 
 
 def main() -> int:
@@ -40,9 +43,20 @@ def main() -> int:
     except ConfigError as error:
         print(f"pdserve-router: {error}", file=sys.stderr)
         return 2
-    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_keep_alive=30)
-    asyncio.run(_serve(_Server(config), listener, settings, app.state.services))
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=1,  # for the last bytes; answers have been waited for
+    )
+    uvloop.run(_serve(_Server(config), listener, settings, app.state.service))
     return 0
+
+
+# What a cut answer needs to tell its client.
+CUT_LIMIT_S = 1.0
 
 
 class _Server(uvicorn.Server):
@@ -61,23 +75,35 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 async def _serve(
-    server: uvicorn.Server, listener: socket.socket, settings: RouterSettings, services: Services
+    server: uvicorn.Server, listener: socket.socket, settings: RouterSettings, service: Service
 ) -> None:
     loop = asyncio.get_running_loop()
-    stop = asyncio.Semaphore(0)
+    signals = asyncio.Semaphore(0)
     serving = asyncio.create_task(server.serve([listener]))
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.release)
+        loop.add_signal_handler(number, signals.release)
     _announce(listener, settings.announce_fd)
-    stopping = asyncio.create_task(stop.acquire())
-    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    services.is_draining = True
-    idle = asyncio.create_task(services.wait_idle())
-    again = asyncio.create_task(stop.acquire())
-    await asyncio.wait({idle, again}, timeout=settings.drain_limit_s, return_when=asyncio.FIRST_COMPLETED)
-    server.force_exit = True
+    await _first_of(serving, asyncio.create_task(signals.acquire()))
+    service.intake.close()
+    if await _drain(service, signals, settings.drain_limit_s):
+        await _drain(service, signals, CUT_LIMIT_S)
     server.should_exit = True
     await serving
+
+
+async def _drain(service: Service, signals: asyncio.Semaphore, limit_s: float) -> bool:
+    """Waits for running requests; after the limit or another signal, cuts those left. Whether it had to."""
+    idle = asyncio.create_task(service.intake.wait_idle())
+    again = asyncio.create_task(signals.acquire())
+    await _first_of(idle, again, limit_s=limit_s)
+    if service.intake.num_running == 0:
+        return False
+    service.answerer.cut_all(Overloaded("the router is shutting down", retry_after_s=1.0))
+    return True
+
+
+async def _first_of(*tasks: asyncio.Task[Any], limit_s: float | None = None) -> None:
+    await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _announce(listener: socket.socket, announce_fd: int | None) -> None:

@@ -19,7 +19,9 @@ _GAP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1,
 class RouterMetrics:
     """Every request ends in exactly one ``outcome``: ok, disconnected, or an error's label."""
 
-    def __init__(self, workers: Workers, num_waiting: Callable[[], int]) -> None:
+    def __init__(
+        self, workers: Workers, *, num_running: Callable[[], int], num_waiting: Callable[[], int]
+    ) -> None:
         registry = self._registry = CollectorRegistry()
         self._requests = Counter(
             "pdserve_requests", "Requests ended, by outcome", ["outcome"], registry=registry
@@ -31,7 +33,12 @@ class RouterMetrics:
             "pdserve_cached_tokens", "Of those, found in a prefix cache", registry=registry
         )
         self._output_tokens = Counter("pdserve_output_tokens", "Tokens sent to clients", registry=registry)
-        self._retries = Counter("pdserve_retries", "Attempts after the first", registry=registry)
+        self._retries = Counter("pdserve_retries", "Attempts that failed", registry=registry)
+        self._fallbacks = Counter(
+            "pdserve_fallbacks",
+            "Attempts by decode alone although there are prefill workers",
+            registry=registry,
+        )
         self._handoffs = Counter(
             "pdserve_handoffs",
             "Hand-offs, by transport and whether sealed",
@@ -49,8 +56,7 @@ class RouterMetrics:
         self._queue = _histogram(
             "pdserve_queue_seconds", "Request to workers found", _LATENCY_BUCKETS_S, registry
         )
-        self.num_running = 0
-        registry.register(_StateCollector(workers, lambda: self.num_running, num_waiting))
+        registry.register(_StateCollector(workers, num_running, num_waiting))
 
     def refused(self, outcome: str) -> None:
         """A request that ended before it reached a worker."""
@@ -64,7 +70,8 @@ class RouterMetrics:
         self._output_tokens.inc(usage.num_output_tokens)
         for choice in answer.choices:
             timeline, progress = choice.request.timeline, choice.progress
-            self._retries.inc(max(0, progress.num_attempts - 1))
+            self._retries.inc(progress.num_failures)
+            self._fallbacks.inc(progress.num_fallbacks)
             _observe(self._ttft, timeline.ttft_s)
             _observe(self._gap, timeline.handoff_gap_s)
             _observe(self._queue, timeline.queue_s)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pdserve.errors import PdserveError, RequestError
+
+# JSON has no infinity; this is what OpenAI's API says for "never".
+MIN_LOGPROB = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +29,33 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """One token with its log-probability and alternatives, as text and bytes."""
+    """``token_bytes`` is what the token adds to the text: nothing, for one that ends it."""
 
+    text: str
     token_bytes: bytes
     logprob: float
-    top: tuple[tuple[bytes, float], ...] = ()
+
+    def as_chat_entry(self) -> dict[str, Any]:
+        return {"token": self.text, "logprob": self.logprob, "bytes": list(self.token_bytes)}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChoice:
+    """The chosen token, the likeliest ones, and how many characters of text came before."""
+
+    chosen: TokenText
+    top: tuple[TokenText, ...]
+    text_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The next text of a choice; the one with a ``finish_reason`` is its last."""
+
+    index: int
+    text: str
+    logprobs: list[TokenChoice] | None
+    finish_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +67,15 @@ class Envelope:
     created_unix_s: int
     model: str
 
-    def body(self, choices: list[dict[str, Any]], *, is_chunk: bool) -> dict[str, Any]:
-        kind = "text_completion"
-        if self.is_chat:
-            kind = "chat.completion.chunk" if is_chunk else "chat.completion"
-        prefix = "chatcmpl" if self.is_chat else "cmpl"
+    def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._body("chat.completion.chunk" if self.is_chat else "text_completion", choices)
+
+    def whole(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._body("chat.completion" if self.is_chat else "text_completion", choices)
+
+    def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": f"{prefix}-{self.request_id}",
+            "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.request_id}",
             "object": kind,
             "created": self.created_unix_s,
             "model": self.model,
@@ -55,75 +83,70 @@ class Envelope:
         }
 
 
-def choice(
-    *,
-    is_chat: bool,
-    is_chunk: bool,
-    index: int,
-    text: str,
-    finish_reason: str,
-    logprobs: list[TokenText] | None,
-    text_offset: int = 0,
-) -> dict[str, Any]:
-    """``text_offset``: characters of the choice's text before these tokens (completions only)."""
-    content: dict[str, Any]
-    if not is_chat:
-        content = {"text": text}
-    elif is_chunk:
-        content = {"delta": {"content": text} if text or not finish_reason else {}}
-    else:
-        content = {"message": {"role": "assistant", "content": text}}
-    shown = None
-    if logprobs is not None:
-        shown = _chat_logprobs(logprobs) if is_chat else _completion_logprobs(logprobs, text_offset)
-    return {"index": index, **content, "logprobs": shown, "finish_reason": finish_reason or None}
-
-
 def role_choice(index: int) -> dict[str, Any]:
     delta = {"role": "assistant", "content": ""}
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _chat_logprobs(tokens: list[TokenText]) -> dict[str, Any]:
-    return {
-        "content": [
-            {
-                **_chat_entry(token.token_bytes, token.logprob),
-                "top_logprobs": [_chat_entry(*alternative) for alternative in token.top],
-            }
-            for token in tokens
-        ]
-    }
+def chunk_choice(piece: Piece, *, is_chat: bool) -> dict[str, Any]:
+    if not is_chat:
+        return _choice(piece, {"text": piece.text}, is_chat=False)
+    has_content = piece.text or not piece.finish_reason
+    return _choice(piece, {"delta": {"content": piece.text} if has_content else {}}, is_chat=True)
 
 
-def _chat_entry(token_bytes: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": _readable(token_bytes), "logprob": logprob, "bytes": list(token_bytes)}
+def whole_choice(piece: Piece, *, is_chat: bool) -> dict[str, Any]:
+    if not is_chat:
+        return _choice(piece, {"text": piece.text}, is_chat=False)
+    message = {"role": "assistant", "content": piece.text, "refusal": None}
+    return _choice(piece, {"message": message}, is_chat=True)
 
 
-def _completion_logprobs(tokens: list[TokenText], text_offset: int) -> dict[str, Any]:
-    offsets = []
-    for token in tokens:
-        offsets.append(text_offset)
-        text_offset += len(_readable(token.token_bytes))
-    return {
-        "tokens": [_readable(token.token_bytes) for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [
-            {_readable(token_bytes): logprob for token_bytes, logprob in token.top} for token in tokens
-        ],
-        "text_offset": offsets,
-    }
-
-
-def _readable(token_bytes: bytes) -> str:
-    """A piece of a character is shown as ``bytes:\\xNN``, so that two pieces stay two."""
-    try:
-        return token_bytes.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
+def join_pieces(pieces: Sequence[Piece]) -> Piece:
+    """All pieces of one choice as one."""
+    logprobs = [token for piece in pieces for token in piece.logprobs or ()]
+    return Piece(
+        index=pieces[0].index,
+        text="".join(piece.text for piece in pieces),
+        logprobs=None if pieces[-1].logprobs is None else logprobs,
+        finish_reason=pieces[-1].finish_reason,
+    )
 
 
 def error_body(error: PdserveError) -> dict[str, Any]:
     kind = "invalid_request_error" if isinstance(error, RequestError) else error.label
     param = error.param if isinstance(error, RequestError) else None
     return {"error": {"message": str(error), "type": kind, "param": param, "code": error.label}}
+
+
+def _choice(piece: Piece, content: dict[str, Any], *, is_chat: bool) -> dict[str, Any]:
+    logprobs = None
+    if piece.logprobs is not None:
+        logprobs = _chat_logprobs(piece.logprobs) if is_chat else _completion_logprobs(piece.logprobs)
+    return {
+        "index": piece.index,
+        **content,
+        "logprobs": logprobs,
+        "finish_reason": piece.finish_reason or None,
+    }
+
+
+def _chat_logprobs(tokens: list[TokenChoice]) -> dict[str, Any]:
+    return {
+        "content": [
+            {**token.chosen.as_chat_entry(), "top_logprobs": [other.as_chat_entry() for other in token.top]}
+            for token in tokens
+        ]
+    }
+
+
+def _completion_logprobs(tokens: list[TokenChoice]) -> dict[str, Any]:
+    """The chosen token is always among the alternatives, also when it is not one of the likeliest."""
+    return {
+        "tokens": [token.chosen.text for token in tokens],
+        "token_logprobs": [token.chosen.logprob for token in tokens],
+        "top_logprobs": [
+            {other.text: other.logprob for other in (token.chosen, *token.top)} for token in tokens
+        ],
+        "text_offset": [token.text_offset for token in tokens],
+    }

@@ -11,6 +11,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from pdserve_router.http_request import wait_for_disconnect
+
 # A client that takes nothing for this long is cut; its buffers are bounded anyway.
 STALLED_CLIENT_LIMIT_S = 30.0
 DONE = b"data: [DONE]\n\n"
@@ -25,8 +27,8 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
-        super().__init__(headers={**headers, "cache-control": "no-store", "x-accel-buffering": "no"})
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
 
@@ -36,23 +38,18 @@ class EventStream(Response):
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            leaving.cancel()
-            if not sending.done():
-                sending.cancel()
+            for task in (sending, leaving):
+                task.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
+        if not sending.cancelled():
+            sending.result()
 
     async def _send_all(self, send: Send) -> None:
+        """Raises ``TimeoutError`` for a client that has stopped reading: the server cuts the connection."""
         async with aclosing(self._events) as events:
-            await send(
-                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            )
+            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            await send(start)
             async for chunk in events:
-                body = {"type": "http.response.body", "body": chunk, "more_body": True}
                 async with asyncio.timeout(STALLED_CLIENT_LIMIT_S):
-                    await send(body)
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

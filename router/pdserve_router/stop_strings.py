@@ -13,6 +13,7 @@ from collections.abc import Sequence
 class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
+        self._longest = max(map(len, stops), default=0)
         self._held = ""
         self.matched = False
 
@@ -20,29 +21,26 @@ class StopMatcher:
         """What may be shown now. After a match ``matched`` is set and nothing more comes out."""
         if self.matched:
             return ""
-        if not self._stops:
-            return text
         self._held += text
         matches = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if matches:
             self.matched = True
-            _, begin = min(matches)
-            shown, self._held = self._held[:begin], ""
-            return shown
-        keep = self._open_prefix()
-        shown, self._held = self._held[:keep], self._held[keep:]
+            _, end = min(matches)
+        else:
+            end = self._open_prefix()
+        shown, self._held = self._held[:end], self._held[end:]
         return shown
 
     def flush(self) -> str:
         """The held text when the stream ends another way."""
         shown, self._held = self._held, ""
-        return shown
+        return "" if self.matched else shown
 
     def _open_prefix(self) -> int:
         """Where the earliest suffix begins that a stop string may continue from."""
-        longest = max(map(len, self._stops)) - 1
-        for begin in range(max(0, len(self._held) - longest), len(self._held)):
-            suffix = self._held[begin:]
-            if any(stop.startswith(suffix) for stop in self._stops):
-                return begin
-        return len(self._held)
+        length = len(self._held)
+        begins = range(max(0, length - self._longest + 1), length) if self._longest else range(0)
+        return next((begin for begin in begins if self._is_open(self._held[begin:])), length)
+
+    def _is_open(self, suffix: str) -> bool:
+        return any(stop.startswith(suffix) for stop in self._stops)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer as FastTokenizer
 
+from pdserve.errors import RequestError
 from pdserve.model_card import ModelCard
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+_WORD_START = "▁"  # a space, in SentencePiece's alphabet
 
 
 class Tokenizer:
@@ -14,35 +19,44 @@ class Tokenizer:
         self._fast = FastTokenizer.from_file(str(card.tokenizer_path))
         self._fast.no_truncation()
         self._fast.no_padding()
-
-    @property
-    def fast(self) -> FastTokenizer:
-        return self._fast
+        added = self._fast.get_added_tokens_decoder()
+        self._special = {token_id for token_id, token in added.items() if token.special}
+        self._literal = {token_id: token.content for token_id, token in added.items()}
+        self._bytes = _byte_of_character() if "ByteLevel" in str(self._fast.decoder) else {}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """A chat template writes its special tokens itself; a plain prompt gets the model's."""
-        return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+        try:
+            return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+        except UnicodeEncodeError:
+            raise RequestError("the text has lone surrogates: it is not valid Unicode") from None
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
 
+    def is_shown(self, token_id: int) -> bool:
+        return token_id not in self._special and self._fast.id_to_token(token_id) is not None
+
+    def is_byte(self, token_id: int) -> bool:
+        """A byte-level tokenizer has none: there a broken character shows in the decoded text."""
+        return not self._bytes and _BYTE_PIECE.fullmatch(self._fast.id_to_token(token_id) or "") is not None
+
+    def token_text(self, token_id: int) -> str | None:
+        """Of a token whose name is its text, as special tokens are; None for the others."""
+        return self._literal.get(token_id)
+
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for; a piece of a character comes out as its bytes, not as U+FFFD."""
-        piece = self._fast.id_to_token(token_id)
-        if piece is None:
+        """What the token adds to the text: a piece of a character as its bytes, a special token nothing."""
+        if not self.is_shown(token_id):
             return b""
-        text = self._fast.decode([token_id], skip_special_tokens=False)
-        if "\ufffd" not in text:
-            return text.encode()
-        return _piece_bytes(piece)
-
-
-def _piece_bytes(piece: str) -> bytes:
-    """Byte-level BPE writes bytes as printable characters, SentencePiece as ``<0xNN>``."""
-    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-        return bytes([int(piece[3:5], 16)])
-    table = _byte_of_character()
-    return bytes(table[character] for character in piece if character in table)
+        if literal := self._literal.get(token_id):
+            return literal.encode()
+        piece = self._fast.id_to_token(token_id) or ""
+        if self._bytes and all(character in self._bytes for character in piece):
+            return bytes(self._bytes[character] for character in piece)
+        if match := _BYTE_PIECE.fullmatch(piece):
+            return bytes([int(match[1], 16)])
+        return piece.replace(_WORD_START, " ").encode()
 
 
 def _byte_of_character() -> dict[str, int]:

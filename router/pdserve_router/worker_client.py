@@ -2,11 +2,12 @@
 
 Life::
 
-    connecting ──► attached ──► lost ──► connecting …   (back-off 0.1 s doubling to 2 s)
+    connecting ──► attached ──► lost ──► connecting …   (back-off 0.1 s doubling to 1 s)
 
 A worker is lost when its stream ends or it is silent for ``SILENCE_LIMIT_S``. Each request it
-had then gets a ``WorkerLost`` in its inbox. Requests are never sent to a worker that is not
-attached, so after a restart nothing of the old process is left.
+had then gets a ``WorkerLost`` in its inbox; one whose engine stands still for
+``STUCK_LIMIT_S`` is treated alike, but keeps its session. Requests are never sent to a worker
+that is not attached, so after a restart nothing of the old process is left.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_PERIOD_S = 0.5
 SILENCE_LIMIT_S = 3.0
+# An engine ticks at every layer, so this is not a long prompt.
+STUCK_LIMIT_S = 10.0
 ATTACH_LIMIT_S = 5.0
 MIN_BACKOFF_S = 0.1
-MAX_BACKOFF_S = 2.0
+MAX_BACKOFF_S = 1.0
 CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
@@ -86,7 +89,8 @@ class WorkerClient:
 
     @property
     def is_ready(self) -> bool:
-        return self._status is not None and not self._status.draining
+        status = self._status
+        return status is not None and not status.draining and status.last_step_age_s < STUCK_LIMIT_S
 
     @property
     def num_requests(self) -> int:
@@ -103,7 +107,7 @@ class WorkerClient:
         self._outgoing.put_nowait(message)
 
     def close(self, request_id: str) -> None:
-        """No more interest: the request is over on the worker."""
+        """No more interest: the request is over on the worker. Idempotent."""
         if self._inboxes.pop(request_id, None) is not None:
             self._on_change()
 
@@ -111,7 +115,7 @@ class WorkerClient:
         """Ends the request on the worker. Idempotent."""
         if request_id in self._inboxes:
             self.close(request_id)
-            self._outgoing.put_nowait(pb.ToWorker(release=pb.Release(request_id=request_id, reason=reason)))
+            self._outgoing.put_nowait(_release(request_id, reason))
 
     # --------------------------------------------------------------- session
 
@@ -125,30 +129,31 @@ class WorkerClient:
         backoff_s = MIN_BACKOFF_S
         async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
             while True:
-                was_attached = False
-                try:
-                    was_attached = await self._session(channel)
-                except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-                    self.problem = _describe(error)
-                except TimeoutError:
-                    self.problem = f"silent for {SILENCE_LIMIT_S:g} s"
-                except ProtocolViolation as error:
-                    self.problem = str(error)
-                was_attached = was_attached or self._status is not None
+                self.problem = await self._session_until_lost(channel)
+                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S) if self._status is None else MIN_BACKOFF_S
                 self._lost()
-                backoff_s = MIN_BACKOFF_S if was_attached else min(2 * backoff_s, MAX_BACKOFF_S)
                 await asyncio.sleep(backoff_s)
 
-    async def _session(self, channel: grpc.aio.Channel) -> bool:
-        stream = self._stream = pb_grpc.WorkerStub(channel).Session(wait_for_ready=True)
+    async def _session_until_lost(self, channel: grpc.aio.Channel) -> str:
+        """Why it ended."""
+        try:
+            await self._session(channel)
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name.lower()}: {error.details()}"
+        except TimeoutError:
+            return f"silent for {SILENCE_LIMIT_S:g} s"
+        except (ProtocolViolation, asyncio.InvalidStateError) as error:
+            return str(error)
+        return "the session was closed"
+
+    async def _session(self, channel: grpc.aio.Channel) -> None:
+        stream = self._stream = pb_grpc.WorkerStub(channel).Session()
         try:
             async with asyncio.timeout(ATTACH_LIMIT_S):
                 await self._attach(stream)
             await self._until_one_ends(self._receive(stream), self._send(stream), self._beat())
-            self.problem = "the worker closed the session"
         finally:
             stream.cancel()
-        return True
 
     @staticmethod
     async def _until_one_ends(*work: Coroutine[Any, Any, None]) -> None:
@@ -161,7 +166,8 @@ class WorkerClient:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         for task in done:
-            task.result()
+            if not task.cancelled():  # as after hang_up
+                task.result()
 
     async def _attach(self, stream: Stream) -> None:
         first = await stream.read()
@@ -170,7 +176,9 @@ class WorkerClient:
         challenge = first.challenge
         if challenge.identity.role != self.role:
             wanted = pb.WorkerRole.Name(self.role)
-            raise ProtocolViolation(f"{self.address} is not a {wanted} but {challenge.identity.role}")
+            raise ProtocolViolation(
+                f"{self.address} is {pb.WorkerRole.Name(challenge.identity.role)}, not {wanted}"
+            )
         proof = auth.session_proof(self._secret, nonce=challenge.nonce, router_id=self._router_id)
         attach = pb.Attach(protocol_version=auth.PROTOCOL_VERSION, router_id=self._router_id, proof=proof)
         await stream.write(pb.ToWorker(attach=attach))
@@ -197,10 +205,7 @@ class WorkerClient:
     def _dispatch(self, message: pb.FromWorker) -> None:
         match message.WhichOneof("message"):
             case "status":
-                if self._status is None:
-                    logger.info("worker_attached address=%s", self.address)
-                self._status = message.status
-                self._on_change()
+                self._reported(message.status)
             case "tokens":
                 for sequence in message.tokens.sequences:
                     self._deliver(sequence.request_id, sequence)
@@ -219,18 +224,29 @@ class WorkerClient:
         if inbox := self._inboxes.get(request_id):
             inbox.put_nowait(Heard(self, message))
 
+    def _reported(self, status: pb.WorkerStatus) -> None:
+        if self._status is None:
+            logger.info("worker_attached address=%s", self.address)
+        self._status = status
+        if status.last_step_age_s >= STUCK_LIMIT_S and self._inboxes:
+            self._give_up(f"its engine has stood still for {status.last_step_age_s:.0f} s")
+        self._on_change()
+
     def _lost(self) -> None:
         if self._status is not None:
             logger.warning("worker_lost address=%s reason=%s", self.address, self.problem)
         self._status = None
-        self._outgoing = asyncio.Queue()
-        inboxes, self._inboxes = self._inboxes, {}
-        for inbox in inboxes.values():
-            inbox.put_nowait(Heard(self, WorkerLost(f"worker {self.address} was lost: {self.problem}")))
+        self._give_up(self.problem)
+        self._outgoing = asyncio.Queue()  # what was to be said dies with the session
         self._on_change()
 
+    def _give_up(self, reason: str) -> None:
+        """Tells every request of this worker."""
+        inboxes, self._inboxes = self._inboxes, {}
+        for request_id, inbox in inboxes.items():
+            inbox.put_nowait(Heard(self, WorkerLost(f"worker {self.address} was lost: {reason}")))
+            self._outgoing.put_nowait(_release(request_id, "lost"))
 
-def _describe(error: Exception) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name.lower()}: {error.details()}"
-    return repr(error)
+
+def _release(request_id: str, reason: str) -> pb.ToWorker:
+    return pb.ToWorker(release=pb.Release(request_id=request_id, reason=reason))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from pdserve.rpc.v1 import worker_pb2 as pb
-from pdserve_router.policy import Load, least_loaded_decode, least_loaded_prefill
+from pdserve_router.policy import Load, decode_order, prefill_order
 from pdserve_router.worker_client import WorkerClient
 
 
@@ -16,6 +16,7 @@ class Workers:
         self.secret = secret
         self.router_id = secrets.token_hex(8)
         self._changed = asyncio.Event()
+        self._out_since_s: float | None = None
         self.prefill = [self._client(address, pb.WORKER_ROLE_PREFILL) for address in prefill]
         self.decode = [self._client(address, pb.WORKER_ROLE_DECODE) for address in decode]
 
@@ -25,15 +26,23 @@ class Workers:
         )
 
     async def run(self) -> None:
+        """Keeps a session with each for as long as the task lives."""
+        self._notify()
         async with asyncio.TaskGroup() as tasks:
             for client in (*self.prefill, *self.decode):
                 tasks.create_task(client.run())
 
-    def pick_decode(self) -> WorkerClient | None:
-        return _pick(self.decode, least_loaded_decode)
+    def ready_decode(self, failed: Collection[str]) -> list[WorkerClient]:
+        """In the order to ask them. ``failed``: addresses that have failed this request."""
+        return _ordered(self.decode, decode_order, failed)
 
-    def pick_prefill(self) -> WorkerClient | None:
-        return _pick(self.prefill, least_loaded_prefill)
+    def ready_prefill(self, failed: Collection[str]) -> list[WorkerClient]:
+        return _ordered(self.prefill, prefill_order, failed)
+
+    @property
+    def outage_s(self) -> float:
+        """For how long no decode worker has been ready; 0 while one is."""
+        return 0.0 if self._out_since_s is None else asyncio.get_running_loop().time() - self._out_since_s
 
     @property
     def max_context_tokens(self) -> int | None:
@@ -63,22 +72,29 @@ class Workers:
         """Wakes all who wait now; those who wait later wait for the next change."""
         self._changed.set()
         self._changed = asyncio.Event()
+        if any(client.is_ready for client in self.decode):
+            self._out_since_s = None
+        elif self._out_since_s is None:
+            self._out_since_s = asyncio.get_running_loop().time()
 
 
-def _pick(
-    clients: Sequence[WorkerClient], policy: Callable[[Iterable[Load]], str | None]
-) -> WorkerClient | None:
-    address = policy(_loads(clients))
-    return next((client for client in clients if client.address == address), None)
+def _ordered(
+    clients: Sequence[WorkerClient],
+    order: Callable[[Iterable[Load]], list[str]],
+    failed: Collection[str],
+) -> list[WorkerClient]:
+    by_address = {client.address: client for client in clients}
+    return [by_address[address] for address in order(_loads(clients, failed))]
 
 
-def _loads(clients: Iterable[WorkerClient]) -> list[Load]:
+def _loads(clients: Iterable[WorkerClient], failed: Collection[str]) -> list[Load]:
     return [
         Load(
             address=client.address,
             num_requests=max(client.num_requests, status.num_running + status.num_waiting),
             num_waiting_prefill_tokens=status.num_waiting_prefill_tokens,
             num_free_blocks=status.num_free_blocks,
+            has_failed=client.address in failed,
         )
         for client in clients
         if client.is_ready and (status := client.status) is not None
