@@ -1,0 +1,108 @@
+"""Whole systems to measure, started as a user starts them, and a client that times every token."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import httpx
+
+START_LIMIT_S = 120.0
+REQUEST_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    url: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAnswer:
+    """``token_times_s``: when each token's event reached the client, from the moment of asking."""
+
+    token_times_s: list[float]
+    timing: dict[str, Any]
+
+    @property
+    def ttft_ms(self) -> float:
+        return self.token_times_s[0] * 1000
+
+    @property
+    def gap_ms(self) -> float:
+        """Token 1 to token 2."""
+        return (self.token_times_s[1] - self.token_times_s[0]) * 1000
+
+    @property
+    def itls_ms(self) -> list[float]:
+        """From token 2 on."""
+        times = self.token_times_s[1:]
+        return [(later - earlier) * 1000 for earlier, later in pairwise(times)]
+
+
+@contextmanager
+def started(*flags: str) -> Iterator[System]:
+    """``pdserve up`` with these flags, on a free port, until the block ends."""
+    command = [sys.executable, "-m", "pdserve", "up", "--port", "0", "--log-level", "warning", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        url = _wait_for_url(process)
+        model = httpx.get(f"{url}/v1/models", timeout=10).json()["data"][0]["id"]
+        yield System(url, model)
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def _wait_for_url(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if match := re.search(r"ready at (http://\S+)", line):
+            return match[1]
+    raise SystemExit(f"the system did not start: exit code {process.wait()}")
+
+
+def random_prompt(num_tokens: int, rng: random.Random) -> list[int]:
+    """Never seen before, so that no cache shortens it."""
+    return [rng.randrange(1000, 40_000) for _ in range(num_tokens)]
+
+
+def ask(system: System, prompt: list[int], *, max_tokens: int) -> TimedAnswer:
+    body = {
+        "model": system.model,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "timing": True,
+        "logprobs": 0,  # so that a token whose text is held back still has its event
+    }
+    times: list[float] = []
+    timing: dict[str, Any] = {}
+    begin_s = time.perf_counter()
+    url = f"{system.url}/v1/completions"
+    with httpx.stream("POST", url, json=body, timeout=REQUEST_LIMIT_S) as response:
+        if response.status_code != httpx.codes.OK:
+            raise SystemExit(f"{response.status_code}: {response.read().decode()}")
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line[len("data: ") :])
+                if "error" in event:
+                    raise SystemExit(event["error"]["message"])
+                times += [time.perf_counter() - begin_s] * _num_tokens(event)
+                timing = event.get("pdserve", timing)
+    return TimedAnswer(times, timing)
+
+
+def _num_tokens(event: dict[str, Any]) -> int:
+    return sum(len((choice.get("logprobs") or {}).get("tokens", ())) for choice in event["choices"])
