@@ -11,13 +11,12 @@ inter-token latency under prefill load, which is what disaggregation is for.
 
 from __future__ import annotations
 
-import random
 import statistics
 import threading
 from pathlib import Path
 
 from bench.report import Report, arguments
-from bench.systems import System, TimedAnswer, ask, random_prompt, started
+from bench.systems import Prompts, System, TimedAnswer, ask, started
 
 PROMPT_LENGTHS = (128, 512, 2048)
 OUTPUT_TOKENS = 24
@@ -44,35 +43,35 @@ def main() -> None:
 
 
 def _idle(report: Report, systems: dict[str, System], *, repeats: int, transport: str) -> None:
-    rng = random.Random()
+    prompts = Prompts()
     for system in systems.values():
-        ask(system, random_prompt(64, rng), max_tokens=4)  # opens links, touches pages
+        ask(system, prompts.of_length(64), max_tokens=4)  # opens links, touches pages
     for length in PROMPT_LENGTHS:
         answers: dict[str, list[TimedAnswer]] = {mode: [] for mode in systems}
         for _ in range(max(1, repeats if length <= 512 else repeats // 2)):
             for mode, system in systems.items():
-                answers[mode].append(ask(system, random_prompt(length, rng), max_tokens=OUTPUT_TOKENS))
+                answers[mode].append(ask(system, prompts.of_length(length), max_tokens=OUTPUT_TOKENS))
         for mode, own in answers.items():
             _add(report, own, mode=mode, transport=transport, num_prompt_tokens=length, load="idle")
 
 
 def _loaded(report: Report, systems: dict[str, System], *, transport: str) -> None:
     """One stream beside a client that sends long prompts one after the other."""
-    rng = random.Random()
+    prompts = Prompts()
     for mode, system in systems.items():
         stop = threading.Event()
         load = threading.Thread(target=_keep_prefilling, args=(system, stop))
         load.start()
-        answers = [ask(system, random_prompt(128, rng), max_tokens=LOADED_OUTPUT_TOKENS) for _ in range(2)]
+        answers = [ask(system, prompts.of_length(128), max_tokens=LOADED_OUTPUT_TOKENS) for _ in range(2)]
         stop.set()
         load.join()
         _add(report, answers, mode=mode, transport=transport, num_prompt_tokens=128, load="long prompts")
 
 
 def _keep_prefilling(system: System, stop: threading.Event) -> None:
-    rng = random.Random()
+    prompts = Prompts()
     while not stop.is_set():
-        ask(system, random_prompt(LOAD_PROMPT_TOKENS, rng), max_tokens=2)
+        ask(system, prompts.of_length(LOAD_PROMPT_TOKENS), max_tokens=2)
 
 
 def _add(report: Report, answers: list[TimedAnswer], **labels: str | int) -> None:

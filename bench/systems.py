@@ -15,6 +15,9 @@ from itertools import pairwise
 from typing import Any
 
 import httpx
+from tokenizers import Tokenizer
+
+from pdserve.model.embedded import embedded_model_path
 
 START_LIMIT_S = 120.0
 REQUEST_LIMIT_S = 300.0
@@ -71,9 +74,23 @@ def _wait_for_url(process: subprocess.Popen[str]) -> str:
     raise SystemExit(f"the system did not start: exit code {process.wait()}")
 
 
-def random_prompt(num_tokens: int, rng: random.Random) -> list[int]:
-    """Never seen before, so that no cache shortens it."""
-    return [rng.randrange(1000, 40_000) for _ in range(num_tokens)]
+WORDS = (
+    "river stone window morning garden letter silver music winter paper station market doctor island "
+    "bridge summer village engine mountain forest kitchen teacher hospital picture history machine"
+).split()
+
+
+class Prompts:
+    """Random words, never the same twice, so that no cache shortens a prompt."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._tokenizer = Tokenizer.from_file(str(embedded_model_path() / "tokenizer.json"))
+        self._rng = random.Random(seed)
+
+    def of_length(self, num_tokens: int) -> list[int]:
+        text = " ".join(self._rng.choices(WORDS, k=num_tokens))
+        token_ids: list[int] = self._tokenizer.encode(text).ids
+        return token_ids[:num_tokens]
 
 
 def ask(system: System, prompt: list[int], *, max_tokens: int) -> TimedAnswer:
