@@ -133,6 +133,8 @@ class RequestParser:
         return Prompt(part, self._tokenizer.decode(part) if echo else "")
 
     def _encode(self, text: str, *, param: str, add_special_tokens: bool) -> list[int]:
+        if not _is_unicode(text):
+            raise RequestError("the text has half of a surrogate pair", param=param)
         token_ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         if not token_ids:
             raise RequestError("the prompt is empty", param=param)
@@ -181,6 +183,15 @@ class RequestParser:
         checked = {int(key): value for key, value in bias.items()}
         self._check_token_ids(list(checked), param="logit_bias")
         return checked
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can spell what no UTF-8 has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _prompt_parts(prompt: Any) -> list[str] | list[list[int]]:

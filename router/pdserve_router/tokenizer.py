@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from pdserve.errors import RequestError
 from pdserve.model_card import ModelCard
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -26,10 +25,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """A chat template writes its special tokens itself; a plain prompt gets the model's."""
-        try:
-            return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
-        except UnicodeEncodeError:
-            raise RequestError("the text has lone surrogates: it is not valid Unicode") from None
+        return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._fast.decode(list(token_ids), skip_special_tokens=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -147,13 +148,10 @@ async def _start_router(fleet: Fleet, card: ModelCard, settings: dict[str, Any])
         card,
         secret=SECRET,
     )
-    fleet.server = uvicorn.Server(uvicorn.Config(fleet.app, port=0, log_config=None, access_log=False))
-    fleet.serving = asyncio.create_task(fleet.server.serve())
-    async with asyncio.timeout(5.0):
-        while not fleet.server.started:
-            await asyncio.sleep(0.005)
-    port = fleet.server.servers[0].sockets[0].getsockname()[1]
-    fleet.url = f"http://127.0.0.1:{port}"
+    listener = socket.create_server(("127.0.0.1", 0))
+    fleet.server = uvicorn.Server(uvicorn.Config(fleet.app, log_config=None, access_log=False))
+    fleet.serving = asyncio.create_task(fleet.server.serve([listener]))
+    fleet.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 async def _stop(fleet: Fleet) -> None:

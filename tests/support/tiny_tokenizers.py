@@ -62,6 +62,12 @@ def sentencepiece() -> Tokenizer:
     return tokenizer
 
 
+def id_of(tokenizer: Tokenizer, piece: str) -> int:
+    token_id = tokenizer.token_to_id(piece)
+    assert token_id is not None, piece
+    return token_id
+
+
 def write_model_folder(
     folder: Path,
     tokenizer: Tokenizer,
