@@ -77,7 +77,7 @@ def _wait_for_url(process: subprocess.Popen[str]) -> str:
 WORDS = (
     "river stone window morning garden letter silver music winter paper station market doctor island "
     "bridge summer village engine mountain forest kitchen teacher hospital picture history machine"
-).split()
+)
 
 
 class Prompts:
@@ -88,7 +88,7 @@ class Prompts:
         self._rng = random.Random(seed)
 
     def of_length(self, num_tokens: int) -> list[int]:
-        text = " ".join(self._rng.choices(WORDS, k=num_tokens))
+        text = " ".join(self._rng.choices(WORDS.split(), k=num_tokens))
         token_ids: list[int] = self._tokenizer.encode(text).ids
         return token_ids[:num_tokens]
 
