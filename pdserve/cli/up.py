@@ -34,10 +34,6 @@ def main(argv: Sequence[str], environment: Mapping[str, str]) -> int:
     logs.configure(settings.log_level)
     started_s = time.monotonic()
     model = resolve_model(settings.model)
-    _say(
-        f"pdserve {VERSION}: starting {settings.prefill} prefill + {settings.decode} decode + 1 router, "
-        f"model {model.name}"
-    )
     return asyncio.run(_up(settings, model, environment, started_s=started_s))
 
 
@@ -46,6 +42,10 @@ async def _up(settings: UpSettings, model: Path, environment: Mapping[str, str],
     fleet = Fleet({"PDSERVE_SECRET": secrets.token_hex(32), **environment})
     starting = asyncio.create_task(_start(fleet, settings, model))
     signalled = asyncio.create_task(signals.get())
+    _say(
+        f"pdserve {VERSION}: starting {settings.prefill} prefill + {settings.decode} decode + 1 router, "
+        f"model {model.name}"
+    )
     try:
         async with asyncio.timeout(settings.start_limit_s):
             await _first_of(starting, fleet.first_end, signalled)
