@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -12,6 +13,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pdserve_router.http_request import wait_for_disconnect
+
+logger = logging.getLogger(__name__)
 
 # A client that takes nothing for this long is cut; its buffers are bounded anyway.
 STALLED_CLIENT_LIMIT_S = 30.0
@@ -45,11 +48,15 @@ class EventStream(Response):
             sending.result()
 
     async def _send_all(self, send: Send) -> None:
-        """Raises ``TimeoutError`` for a client that has stopped reading: the server cuts the connection."""
+        """An answer without its end makes the server cut the connection."""
         async with aclosing(self._events) as events:
             start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             await send(start)
-            async for chunk in events:
-                async with asyncio.timeout(STALLED_CLIENT_LIMIT_S):
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            try:
+                async for chunk in events:
+                    async with asyncio.timeout(STALLED_CLIENT_LIMIT_S):
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            except TimeoutError:
+                logger.warning("client_stalled limit_s=%g", STALLED_CLIENT_LIMIT_S)
+                return
             await send({"type": "http.response.body", "body": b"", "more_body": False})

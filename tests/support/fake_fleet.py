@@ -50,8 +50,8 @@ class Fleet:
     def post(self, path: str, body: dict[str, Any], **arguments: Any) -> httpx.Response:
         return httpx.post(self.url + path, json={"model": MODEL} | body, timeout=10.0, **arguments)
 
-    def complete(self, **body: Any) -> httpx.Response:
-        return self.post("/v1/completions", {"prompt": [5, 6, 7]} | body)
+    def complete(self, *, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+        return self.post("/v1/completions", {"prompt": [5, 6, 7]} | body, headers=headers)
 
     def stream(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
         """All events of a stream that must end well."""
@@ -82,6 +82,33 @@ class Fleet:
         return [*self.service.workers.prefill, *self.service.workers.decode]
 
 
+class OpenStream:
+    """A client in the middle of a stream."""
+
+    def __init__(self, fleet: Fleet, **request: Any) -> None:
+        body = {"model": MODEL, "prompt": [5, 6, 7], "stream": True} | request
+        self._client = httpx.Client(timeout=10.0)
+        self._context = self._client.stream("POST", fleet.url + "/v1/completions", json=body)
+        self._response = self._context.__enter__()
+        self._chunks = self._response.iter_raw()
+        self._received = b""
+        assert self._response.status_code == 200
+
+    def read_events(self, count: int) -> None:
+        while self._received.count(b"\n\n") < count:
+            self._received += next(self._chunks)
+
+    def rest(self) -> list[str]:
+        """All events from the first on."""
+        self._received += b"".join(self._chunks)
+        self.close()
+        return parse_events(self._received)
+
+    def close(self) -> None:
+        self._context.__exit__(None, None, None)
+        self._client.close()
+
+
 def parse_events(content: bytes) -> list[str]:
     """Strictly: every event is one data line and ends with a blank line."""
     blocks = content.decode().split("\n\n")
@@ -101,13 +128,15 @@ def eventually(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
 def open_fleet(
     card: ModelCard, say: Say, *, num_prefill: int = 1, num_decode: int = 1, **settings: Any
 ) -> Iterator[Fleet]:
+    """``settings`` are the router's."""
     thread = event_loop_thread()
     fleet = thread.run(_start(thread, card, say, num_prefill, num_decode, settings))
     try:
-        fleet.wait_ready()
+        if fleet.decode:
+            fleet.wait_ready()
         yield fleet
     finally:
-        fleet.server.should_exit = fleet.server.force_exit = True
+        fleet.server.should_exit = True
         thread.run(_stop(fleet))
 
 
@@ -140,16 +169,21 @@ async def _start(
 async def _start_router(fleet: Fleet, card: ModelCard, settings: dict[str, Any]) -> None:
     fleet.app = create_app(
         RouterSettings(
-            served_model_name=MODEL,
-            prefill_workers=_addresses(fleet.prefill),
-            decode_workers=_addresses(fleet.decode),
-            **settings,
+            **{
+                "served_model_name": MODEL,
+                "prefill_workers": _addresses(fleet.prefill),
+                "decode_workers": _addresses(fleet.decode),
+            }
+            | settings
         ),
         card,
         secret=SECRET,
     )
     listener = socket.create_server(("127.0.0.1", 0))
-    fleet.server = uvicorn.Server(uvicorn.Config(fleet.app, log_config=None, access_log=False))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # so that a slow reader is felt soon
+    fleet.server = uvicorn.Server(
+        uvicorn.Config(fleet.app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+    )
     fleet.serving = asyncio.create_task(fleet.server.serve([listener]))
     fleet.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
 

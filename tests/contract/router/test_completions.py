@@ -65,7 +65,7 @@ def test_a_completion_has_the_text_its_reason_and_its_usage(fleet: Fleet) -> Non
 
 @pytest.mark.parametrize("max_tokens", range(1, len(OUTPUT) + 1))
 def test_joined_chunks_equal_the_whole_wherever_the_budget_cuts(fleet: Fleet, max_tokens: int) -> None:
-    request = {"prompt": "hi there", "temperature": 0, "max_tokens": max_tokens}
+    request: dict[str, Any] = {"prompt": "hi there", "temperature": 0, "max_tokens": max_tokens}
     whole = fleet.complete(**request).json()["choices"][0]
     chunks = [event["choices"][0] for event in fleet.stream("/v1/completions", request)]
     assert "".join(chunk["text"] for chunk in chunks) == whole["text"]
@@ -78,7 +78,7 @@ def test_joined_chunks_equal_the_whole_wherever_the_budget_cuts(fleet: Fleet, ma
 def test_one_token_is_one_token_and_prefill_answers_alone(fleet: Fleet, n: int, is_stream: bool) -> None:
     for worker in fleet.workers:
         worker.handled.clear()
-    request = {"prompt": [5, 6], "temperature": 0, "max_tokens": 1, "n": n}
+    request: dict[str, Any] = {"prompt": [5, 6], "temperature": 0, "max_tokens": 1, "n": n}
     if is_stream:
         options = {"stream_options": {"include_usage": True}}
         events = fleet.stream("/v1/completions", request | options)
@@ -102,7 +102,7 @@ def test_choices_are_ordered_by_prompt_then_sample(fleet: Fleet) -> None:
 
 
 def test_samples_have_seeds_of_their_own_and_the_same_ones_each_time(fleet: Fleet) -> None:
-    request = {"n": 3, "seed": 12345678901, "temperature": 0.8, "max_tokens": 6}
+    request: dict[str, Any] = {"n": 3, "seed": 12345678901, "temperature": 0.8, "max_tokens": 6}
     first, again = fleet.complete(**request).json(), fleet.complete(**request).json()
     texts = [choice["text"] for choice in first["choices"]]
     assert texts == [choice["text"] for choice in again["choices"]]
@@ -116,7 +116,7 @@ def test_without_a_seed_two_calls_differ(fleet: Fleet) -> None:
 
 
 def test_echo_puts_the_prompt_before_the_text(fleet: Fleet) -> None:
-    request = {"prompt": "hi there", "echo": True} | GREEDY
+    request: dict[str, Any] = {"prompt": "hi there", "echo": True} | GREEDY
     assert fleet.complete(**request).json()["choices"][0]["text"] == "hi there" + TEXT
     chunks = fleet.stream("/v1/completions", request)
     assert "".join(event["choices"][0]["text"] for event in chunks) == "hi there" + TEXT
@@ -137,7 +137,7 @@ def test_echo_puts_the_prompt_before_the_text(fleet: Fleet) -> None:
 def test_a_stop_string_ends_the_text_before_it(
     fleet: Fleet, stop: str | list[str], text: str, is_stream: bool
 ) -> None:
-    request = {"prompt": [5, 6], "stop": stop} | GREEDY
+    request: dict[str, Any] = {"prompt": [5, 6], "stop": stop} | GREEDY
     if is_stream:
         choices = [event["choices"][0] for event in fleet.stream("/v1/completions", request)]
     else:
