@@ -110,11 +110,15 @@ def cluster(request: pytest.FixtureRequest, model: PreTrainedModel) -> Iterator[
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.__name__)
-def test_a_client_that_leaves_frees_everything(
-    cluster: Cluster, phase: Callable[[Cluster], tuple[Running, Callable[[], None]]]
+@pytest.mark.parametrize("ending", ["disconnect", "deadline"])
+def test_a_request_that_is_given_up_frees_everything(
+    cluster: Cluster, phase: Callable[[Cluster], tuple[Running, Callable[[], None]]], ending: str
 ) -> None:
     running, go_on = phase(cluster)
-    running.cancel()
+    if ending == "disconnect":
+        running.cancel()
+    else:
+        cluster.expire(running)
     go_on()
     cluster.assert_blocks_come_back()
     cluster.wrap_stream = lambda stream: stream

@@ -110,14 +110,22 @@ class Cluster:
         self._started.append(running)
         return running
 
+    def expire(self, running: Running) -> None:
+        """As when its time limit is reached."""
+        now_s = self.thread.loop.time()
+        self.thread.loop.call_soon_threadsafe(running.deadline.reschedule, now_s)
+
     def cancel_all(self) -> None:
         for running in self._started:
             running.cancel()
 
     async def _run(self, running: Running) -> None:
-        async with aclosing(self.generation.tokens(running.request, running.progress)) as stream:
+        async with (
+            running.deadline,
+            aclosing(self.generation.tokens(running.request, running.progress)) as stream,
+        ):
             async for _ in stream:
-                running.changed.set()
+                pass
 
     def assert_blocks_come_back(self, limit_s: float = BLOCKS_BACK_LIMIT_S) -> None:
         """The leak check: everything free within the promise, and every block in one place."""
@@ -135,7 +143,7 @@ class Running:
 
     request: SequenceRequest
     progress: Progress
-    changed: threading.Event = field(default_factory=threading.Event)
+    deadline: asyncio.Timeout = field(default_factory=lambda: asyncio.Timeout(None))
     task: object = None
 
     def cancel(self) -> None:

@@ -116,23 +116,19 @@ class Processes:
 
 @contextmanager
 def open_processes(
-    model: Path, logs: Path, *, num_prefill: int = 1, num_decode: int = 1, worker_flags: tuple[str, ...] = ()
+    model: Path, logs: Path, *, num_prefill: int = 1, num_decode: int = 1, router_flags: tuple[str, ...] = ()
 ) -> Iterator[Processes]:
     def worker(role: str, index: int) -> Program:
-        flags = ["--model", str(model), "--num-blocks", "200", "--block-size", "8", *worker_flags]
+        flags = ["--model", str(model), "--num-blocks", "200", "--block-size", "8"]
         return Program(f"pdserve_{role}", flags, free_port(), logs / f"{role}-{index}.log")
 
     prefill = [worker("prefill", index) for index in range(num_prefill)]
     decode = [worker("decode", index) for index in range(num_decode)]
-    router_flags = [
-        "--model",
-        str(model),
-        "--decode-workers",
-        ",".join(program.address for program in decode),
-    ]
+    decode_addresses = ",".join(program.address for program in decode)
+    flags = [*router_flags, "--model", str(model), "--decode-workers", decode_addresses]
     if prefill:
-        router_flags += ["--prefill-workers", ",".join(program.address for program in prefill)]
-    router = Program("pdserve_router", router_flags, free_port(), logs / "router.log")
+        flags += ["--prefill-workers", ",".join(program.address for program in prefill)]
+    router = Program("pdserve_router", flags, free_port(), logs / "router.log")
     programs = [*prefill, *decode, router]
     try:
         for program in programs:
