@@ -143,10 +143,11 @@ def test_sigterm_lets_running_requests_finish(own: Processes, part: str) -> None
     expected = own.text(PROMPT, **LONG)
     stream = Stream(own, **LONG)
     stream.wait_for_events(5)
-    program = own.router if part == "router" else getattr(own, part)[0]
+    program = {"router": own.router, "prefill": own.prefill[0], "decode": own.decode[0]}[part]
     program.signal(signal.SIGTERM)
     stream.join()
     assert (stream.text, stream.error, stream.is_done) == (expected, None, True)
+    assert program.process is not None
     assert program.process.wait(10) == 0
 
 
