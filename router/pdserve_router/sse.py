@@ -21,8 +21,11 @@ STALLED_CLIENT_LIMIT_S = 30.0
 DONE = b"data: [DONE]\n\n"
 
 
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def event(content: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _JSON.encode(content).encode() + b"\n\n"
 
 
 class EventStream(Response):
