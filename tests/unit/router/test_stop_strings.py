@@ -28,7 +28,7 @@ def run(stops: list[str], pieces: list[str]) -> tuple[list[str], bool]:
         (["abc", "ab"], ["xabc"], ["x", ""], True),
         (["END"], ["one END two"], ["one ", ""], True),
         (["aab"], ["aaab"], ["a", ""], True),
-        (["é"], ["caf", "é!"], ["caf", "", ""], True),
+        (["é"], ["ol", "é!"], ["ol", "", ""], True),
         ([], ["a", "b"], ["a", "b", ""], False),
         (["\n"], ["\n"], ["", ""], True),
     ],
