@@ -50,7 +50,7 @@ find_python() {
 }
 
 pip_install() {
-  "$venv/bin/python" -m pip --disable-pip-version-check --no-input install "$@" </dev/null
+  "$venv/bin/python" -m pip --disable-pip-version-check --no-input install "$@" </dev/null >&2
 }
 
 say() {
