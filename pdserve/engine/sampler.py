@@ -116,6 +116,8 @@ def _pick(head: Tensor, sampling: SamplingParams, random: float, *, is_whole: bo
     if sampling.top_k > 0:
         kept = min(kept, sampling.top_k)
     is_bounded = is_whole or kept < len(head)
+    if not is_bounded and (sampling.min_p > 0 or sampling.top_k > 0):
+        return None  # the filters end somewhere behind the head, with a mass not known here
     cumulative = head[:kept].double().cumsum(0)
     mass = float(cumulative[-1]) if is_bounded else 1.0
     if sampling.top_p < 1:
