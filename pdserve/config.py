@@ -20,8 +20,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from pdserve.errors import ConfigError
 
@@ -30,12 +37,25 @@ SHARED_ENVIRONMENT = {"secret": "PDSERVE_SECRET"}
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
-class ProgramSettings(BaseModel):
+class ProgramSettings(BaseSettings):
     """``program`` names the TOML table and is in the environment's prefix."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(extra="forbid", frozen=True)
     program: ClassVar[str]
     config: Path | None = Field(None, description="TOML file with one table of settings per program")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Constructing settings reads nothing by itself: ``load`` says where from."""
+        del settings_cls, env_settings, dotenv_settings, file_secret_settings
+        return (init_settings,)
 
     @classmethod
     def command(cls) -> str:
@@ -47,7 +67,8 @@ def _split(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
-CommaSeparated = Annotated[list[str], BeforeValidator(_split)]
+# NoDecode: lists come as plain text here, not as JSON.
+CommaSeparated = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 
 Settings = TypeVar("Settings", bound=ProgramSettings)
 
@@ -118,12 +139,14 @@ def _from_environment(settings: type[ProgramSettings], environment: Mapping[str,
     for name in own:
         if name not in settings.model_fields:
             raise ConfigError(f"{prefix}{name.upper()} in the environment is not a setting")
+    source = EnvSettingsSource(settings, case_sensitive=False, env_prefix=prefix)
+    source.env_vars = {name.lower(): value for name, value in environment.items()}
     shared = {
         name: environment[variable]
         for name, variable in SHARED_ENVIRONMENT.items()
         if name in settings.model_fields and environment.get(variable)
     }
-    return {**shared, **own}
+    return {**shared, **source()}
 
 
 def _from_toml(settings: type[ProgramSettings], file: Path) -> dict[str, Any]:
