@@ -2,7 +2,7 @@
 
 Life::
 
-    connecting ──► attached ──► lost ──► connecting …   (back-off 0.1 s doubling to 1 s)
+    connecting ──► attached ──► lost ──► connecting …   (back-off 0.1 s doubling to 0.5 s)
 
 A worker is lost when its stream ends or it is silent for ``SILENCE_LIMIT_S``. Each request it
 had then gets a ``WorkerLost`` in its inbox; one whose engine stands still for
@@ -33,7 +33,7 @@ SILENCE_LIMIT_S = 3.0
 STUCK_LIMIT_S = 10.0
 ATTACH_LIMIT_S = 5.0
 MIN_BACKOFF_S = 0.1
-MAX_BACKOFF_S = 1.0
+MAX_BACKOFF_S = 0.5
 CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
@@ -42,8 +42,8 @@ CHANNEL_OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # in spite of its name, the limit of one attempt to connect
+    ("grpc.max_reconnect_backoff_ms", 500),
 ]
 
 Stream = grpc.aio.StreamStreamCall[pb.ToWorker, pb.FromWorker]
