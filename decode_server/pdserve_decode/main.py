@@ -53,6 +53,7 @@ async def _serve(settings: DecodeSettings, secret: bytes, path: Path, built: Bui
         lease_s=settings.lease_s,
         max_num_requests=settings.max_num_requests,
         event_loop=asyncio.get_running_loop(),
+        on_broken=program.end_broken,
         clock=clock,
     )
     server = program.new_server()

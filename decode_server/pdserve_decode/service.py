@@ -35,8 +35,6 @@ INTEGRITY_LIMIT_S = 5.0
 
 
 class DecodeService:
-    """``wall_clock`` (unix seconds) only judges the expiry of tickets."""
-
     def __init__(
         self,
         built: BuiltEngine,
@@ -46,15 +44,14 @@ class DecodeService:
         lease_s: float,
         max_num_requests: int,
         event_loop: asyncio.AbstractEventLoop,
+        on_broken: Callable[[], None],
         clock: Clock,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._engine = built.engine
         self._identity = identity
         self._secret = secret
         self._lease_ms = round(lease_s * 1000)
         self._event_loop = event_loop
-        self._wall_clock = wall_clock
         self._directory = RequestDirectory(max_num_requests=max_num_requests)
         self._reservations = Reservations(
             decode_incarnation=identity.incarnation, drain_limit_s=DRAIN_LIMIT_S, clock=clock
@@ -62,7 +59,9 @@ class DecodeService:
         self._endpoints: list[pb.Endpoint] = []
         self._num_sealed = 0
         self._num_aborted = 0
-        self.engine_loop = EngineLoop(built.engine, on_outputs=self.on_outputs, clock=clock)
+        self.engine_loop = EngineLoop(
+            built.engine, on_outputs=self.on_outputs, on_broken=on_broken, clock=clock
+        )
         self.landing = LandingTable(
             hello=Hello(identity.incarnation, identity.model_fingerprint, built.storage.layout),
             kv=built.storage,
@@ -239,7 +238,7 @@ class DecodeService:
             secret=self._secret,
             request_id=plan.request_id,
             reservation=plan,
-            now_unix_s=self._wall_clock(),
+            now_unix_s=time.time(),  # only judges the expiry of tickets
         )
 
     def on_sealed(self, reservation_id: int, first_token_id: int) -> None:

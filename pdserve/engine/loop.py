@@ -1,8 +1,9 @@
 """The engine's thread: commands, then a step, for as long as there is either.
 
 Commands are posted from any thread and run here, between steps and at layer boundaries.
-The one broad ``except`` of a worker is here: a step that raises fails its own sequences and
-the worker goes on.
+A worker's broad ``except`` are here: a step that raises fails its own sequences and the worker
+goes on; anything else is a broken promise, after which no block can be trusted, so the owner
+is told to end the process.
 """
 
 from __future__ import annotations
@@ -22,12 +23,23 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
+class BrokenPromise(BaseException):
+    """A command found a state that cannot be. Not an ``Exception``: no step may be blamed for it."""
+
+
 class EngineLoop:
     def __init__(
-        self, engine: Engine, *, on_outputs: Callable[[list[StepOutput]], None], clock: Clock
+        self,
+        engine: Engine,
+        *,
+        on_outputs: Callable[[list[StepOutput]], None],
+        on_broken: Callable[[], None],
+        clock: Clock,
     ) -> None:
+        """``on_broken`` is called, on the engine thread, when it ends by an error."""
         self._engine = engine
         self._on_outputs = on_outputs
+        self._on_broken = on_broken
         self._clock = clock
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -80,11 +92,15 @@ class EngineLoop:
         return self._stats
 
     def _run(self) -> None:
-        while self._wait_for_work():
-            self._run_commands()
-            if self._engine.has_work:
-                self._step()
-            self._stats = self._engine.stats()
+        try:
+            while self._wait_for_work():
+                self._run_commands()
+                if self._engine.has_work:
+                    self._step()
+                self._stats = self._engine.stats()
+        except (Exception, BrokenPromise):  # the documented last resort: see the module
+            logger.exception("engine_broken")
+            self._on_broken()
 
     def _wait_for_work(self) -> bool:
         with self._wake:
@@ -99,7 +115,11 @@ class EngineLoop:
         if not self._commands:
             return
         while self._commands:
-            self._commands.popleft()()
+            command = self._commands.popleft()
+            try:
+                command()
+            except AssertionError as error:
+                raise BrokenPromise(f"{command}: {error}") from error
         self._stats = self._engine.stats()
 
     def _step(self) -> None:

@@ -22,6 +22,7 @@ from pdserve.rpc.v1 import worker_pb2_grpc as pb_grpc
 
 logger = logging.getLogger(__name__)
 
+EXIT_BROKEN = 70
 STOP_GRACE_S = 0.5
 ENGINE_STOP_LIMIT_S = 10.0
 # Token batches are small; a prompt of a million tokens is 4 MB.
@@ -63,6 +64,13 @@ def announce(address: str, announce_fd: int | None) -> None:
     if announce_fd is not None:
         with os.fdopen(announce_fd, "w") as pipe:
             pipe.write(json.dumps({"address": address}) + "\n")
+
+
+def end_broken() -> None:
+    """Ends the process at once: with a promise broken, tidying up could only do more harm."""
+    logger.critical("ending reason=engine_broken")
+    logging.shutdown()
+    os._exit(EXIT_BROKEN)
 
 
 async def serve(

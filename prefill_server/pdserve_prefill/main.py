@@ -49,6 +49,7 @@ async def _serve(settings: PrefillSettings, secret: bytes, path: Path, built: Bu
         connectors={tcp.NAME: tcp.connect, grpc_link.NAME: grpc_link.connect},
         max_num_requests=settings.max_num_requests,
         event_loop=asyncio.get_running_loop(),
+        on_broken=program.end_broken,
         clock=MonotonicClock(),
     )
     server = program.new_server()

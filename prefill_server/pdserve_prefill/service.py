@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from pdserve.clock import Clock
@@ -40,6 +41,7 @@ class PrefillService:
         connectors: dict[str, Connect],
         max_num_requests: int,
         event_loop: asyncio.AbstractEventLoop,
+        on_broken: Callable[[], None],
         clock: Clock,
     ) -> None:
         self._engine = built.engine
@@ -51,7 +53,9 @@ class PrefillService:
         self._num_sealed = 0
         self._num_aborted = 0
         self._num_pushed_bytes = 0
-        self.engine_loop = EngineLoop(built.engine, on_outputs=self.on_outputs, clock=clock)
+        self.engine_loop = EngineLoop(
+            built.engine, on_outputs=self.on_outputs, on_broken=on_broken, clock=clock
+        )
         self.outbox = Outbox(
             hello=Hello(identity.incarnation, identity.model_fingerprint, built.storage.layout),
             kv=built.storage,

@@ -75,6 +75,7 @@ class Cluster:
         self.wrap_stream: Callable[[ByteStream], ByteStream] = lambda stream: stream
         self.generation: Generation
         self.workers: Workers
+        self.broken = threading.Event()
         self._num_requests = 0
         self._started: list[Running] = []
 
@@ -135,6 +136,7 @@ class Cluster:
             threading.Event().wait(0.005)
         for worker in self.all_workers:
             worker.check_integrity()
+        assert not self.broken.is_set()
 
 
 @dataclass
@@ -198,6 +200,7 @@ def _start_prefill(
         connectors={tcp.NAME: wrapped(tcp.connect), grpc_link.NAME: wrapped(grpc_link.connect)},
         max_num_requests=64,
         event_loop=cluster.thread.loop,
+        on_broken=cluster.broken.set,
         clock=MonotonicClock(),
     )
     stack.callback(service.outbox.close)
@@ -218,6 +221,7 @@ def _start_decode(
         lease_s=LEASE_S,
         max_num_requests=64,
         event_loop=cluster.thread.loop,
+        on_broken=cluster.broken.set,
         clock=MonotonicClock(),
     )
     listener = tcp.TcpListener(service.landing, host="127.0.0.1", port=0, clock=MonotonicClock())
