@@ -1,4 +1,8 @@
-"""The frames of a link: a fixed header, then a payload whose size is known and bounded. Pure."""
+"""The frames of a link: a fixed header, then a payload whose size is known and bounded. Pure.
+
+A DATA payload is followed by its checksum (xxh3-64): behind, so that both ends can compute it
+while the bytes move.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,10 @@ from pdserve.kvcache.segment import Segment, WireOrder
 
 MAGIC = b"KV"
 VERSION = 1
-HEADER = struct.Struct("<2sBBBxxxQQIHHHHIIIQQ")
+HEADER = struct.Struct("<2sBBBxxxQQIHHHHIIQ12x")
 HEADER_BYTES = HEADER.size
+CHECKSUM = struct.Struct("<Q")
+CHECKSUM_BYTES = CHECKSUM.size
 MAX_CONTROL_BYTES = 16 << 10
 MAX_DATA_BYTES = 1 << 30
 MAX_REASON_BYTES = 256
@@ -36,13 +42,12 @@ NO_SEGMENT = Segment(0, 0, 0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """``sequence`` counts the DATA frames of a reservation from 0; ``checksum`` is xxh3-64 of the payload."""
+    """``sequence`` counts the DATA frames of a reservation from 0."""
 
     kind: FrameKind
     reservation_id: int = 0
     fence: int = 0
     payload_bytes: int = 0
-    checksum: int = 0
     sequence: int = 0
     segment: Segment = NO_SEGMENT
     wire_order: WireOrder = WireOrder.TOKEN
@@ -63,9 +68,7 @@ class Header:
             segment.num_heads,
             segment.token_begin,
             segment.num_tokens,
-            0,
             self.payload_bytes,
-            self.checksum,
         )
 
 
@@ -78,13 +81,11 @@ def unpack_header(data: bytes | bytearray | memoryview) -> Header:
         kind, wire_order = FrameKind(kind), WireOrder(order)
     except ValueError as error:
         raise ProtocolViolation(str(error)) from error
-    *rectangle, _, payload_bytes, checksum = numbers
+    *rectangle, payload_bytes = numbers
     limit = MAX_DATA_BYTES if kind is FrameKind.DATA else MAX_CONTROL_BYTES
     if payload_bytes > limit:
         raise ProtocolViolation(f"a {kind.name} frame of {payload_bytes} bytes is over the limit of {limit}")
-    return Header(
-        kind, reservation_id, fence, payload_bytes, checksum, sequence, Segment(*rectangle), wire_order
-    )
+    return Header(kind, reservation_id, fence, payload_bytes, sequence, Segment(*rectangle), wire_order)
 
 
 @dataclass(frozen=True, slots=True)

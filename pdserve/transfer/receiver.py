@@ -10,6 +10,8 @@ import xxhash
 from pdserve.clock import Clock
 from pdserve.errors import IncompatiblePeer, PeerError, ProtocolViolation
 from pdserve.transfer.frame import (
+    CHECKSUM,
+    CHECKSUM_BYTES,
     HEADER_BYTES,
     Commit,
     FrameKind,
@@ -92,27 +94,26 @@ class _Receiver:
     def _data(self, header: Header) -> None:
         placement = self._table.begin(header, self._stream)
         if placement is None:
-            skip(self._stream, header.payload_bytes, self._clock)
+            skip(self._stream, header.payload_bytes + CHECKSUM_BYTES, self._clock)
             return
         try:
             checksum = self._fill(placement)
+            (claimed,) = CHECKSUM.unpack(self._read(CHECKSUM_BYTES))
         except LinkLost:
             self._table.let_go(placement)
             raise
-        self._table.end(placement, checksum)
+        self._table.end(placement, checksum, claimed=claimed)
 
     def _fill(self, placement: Placement) -> int:
-        views = placement.target.views
+        digest = xxhash.xxh3_64()
         receive_all(
             self._stream,
-            views,
+            placement.target.views,
             self._clock,
             is_withdrawn=placement.is_withdrawn,
             on_withdrawn=lambda: self._table.let_go(placement),
+            digest=digest,
         )
-        digest = xxhash.xxh3_64()
-        for view in views:
-            digest.update(view)
         return digest.intdigest()
 
     def _aborted(self, header: Header, reason: str) -> None:
@@ -120,9 +121,12 @@ class _Receiver:
         self._reply(reply, pack_reason(reason))
 
     def _payload(self, header: Header) -> bytes:
-        payload = bytearray(header.payload_bytes)
-        receive_all(self._stream, [memoryview(payload)], self._clock)
-        return bytes(payload)
+        return self._read(header.payload_bytes)
+
+    def _read(self, num_bytes: int) -> bytes:
+        content = bytearray(num_bytes)
+        receive_all(self._stream, [memoryview(content)], self._clock)
+        return bytes(content)
 
     def _read_header(self, *, limit_s: float) -> Header:
         receive_all(self._stream, [self._header], self._clock, limit_s=limit_s)

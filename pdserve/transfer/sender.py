@@ -23,6 +23,7 @@ from pdserve.clock import Clock
 from pdserve.errors import IncompatiblePeer, PeerError, ProtocolViolation
 from pdserve.kvcache.segment import KVBytes, Segment, WireOrder
 from pdserve.transfer.frame import (
+    CHECKSUM,
     HEADER_BYTES,
     FrameKind,
     Header,
@@ -245,29 +246,30 @@ class PeerSender:
         plan = entry.push.plan
         begin_s = self._clock.now_s()
         views = self._kv.read_views(segment, plan.block_table, link.wire_order)
-        digest = xxhash.xxh3_64()
-        for view in views:
-            digest.update(view)
         header = Header(
             kind=FrameKind.DATA,
             reservation_id=plan.reservation_id,
             fence=plan.fence,
             payload_bytes=segment.payload_bytes(self._kv.layout, link.wire_order),
-            checksum=digest.intdigest(),
             sequence=entry.push.num_segments,
             segment=segment,
             wire_order=link.wire_order,
         )
+        digest = xxhash.xxh3_64()
+        send_all(link.stream, [memoryview(header.pack())], self._clock)
         send_all(
             link.stream,
-            [memoryview(header.pack()), *views],
+            views,
             self._clock,
             is_withdrawn=lambda: bool(entry.abort_reason),
             on_withdrawn=lambda: self._finish_abort(entry),
+            digest=digest,
         )
+        checksum = digest.intdigest()
+        send_all(link.stream, [memoryview(CHECKSUM.pack(checksum))], self._clock)
         with self._changed:
             entry.is_sending = False
-            entry.push.sent(header.payload_bytes, header.checksum, begin_s=begin_s, end_s=self._clock.now_s())
+            entry.push.sent(header.payload_bytes, checksum, begin_s=begin_s, end_s=self._clock.now_s())
             is_aborted = bool(entry.abort_reason)
         if is_aborted:
             self._finish_abort(entry)

@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import xxhash
+
 from pdserve.clock import Clock
 from pdserve.errors import PeerError
 
@@ -52,10 +54,14 @@ def send_all(
     *,
     is_withdrawn: Callable[[], bool] = never,
     on_withdrawn: Callable[[], None] = lambda: None,
+    digest: xxhash.xxh3_64 | None = None,
     limit_s: float = NO_PROGRESS_LIMIT_S,
 ) -> None:
-    """``on_withdrawn`` is called once no byte of ``views`` is needed any more, if that is early."""
-    _move_all(stream.send_some, views, clock, is_withdrawn, on_withdrawn, limit_s)
+    """``on_withdrawn`` is called once no byte of ``views`` is needed any more, if that is early.
+
+    ``digest`` is fed with what was sent, piece by piece while it is still in the CPU's cache.
+    """
+    _move_all(stream.send_some, views, clock, is_withdrawn, on_withdrawn, digest, limit_s)
 
 
 def receive_all(
@@ -65,10 +71,11 @@ def receive_all(
     *,
     is_withdrawn: Callable[[], bool] = never,
     on_withdrawn: Callable[[], None] = lambda: None,
+    digest: xxhash.xxh3_64 | None = None,
     limit_s: float = NO_PROGRESS_LIMIT_S,
 ) -> None:
     """``on_withdrawn`` is called once nothing can land in ``views`` any more, if that is early."""
-    _move_all(stream.receive_some, views, clock, is_withdrawn, on_withdrawn, limit_s)
+    _move_all(stream.receive_some, views, clock, is_withdrawn, on_withdrawn, digest, limit_s)
 
 
 def skip(stream: ByteStream, num_bytes: int, clock: Clock) -> None:
@@ -82,6 +89,7 @@ def _move_all(
     clock: Clock,
     is_withdrawn: Callable[[], bool],
     on_withdrawn: Callable[[], None],
+    digest: xxhash.xxh3_64 | None,
     limit_s: float,
 ) -> None:
     remaining = list(views)
@@ -98,7 +106,7 @@ def _move_all(
         left -= moved
         if moved:
             last_progress_s = clock.now_s()
-            first = _advance(remaining, first, moved)
+            first = _advance(remaining, first, moved, digest)
         elif clock.now_s() - last_progress_s > limit_s:
             raise LinkLost(f"no progress for {limit_s:g} s with {left} bytes to go")
 
@@ -107,15 +115,17 @@ def _move_all(
 MAX_VIEWS = 512
 
 
-def _advance(views: list[memoryview], first: int, moved: int) -> int:
+def _advance(views: list[memoryview], first: int, moved: int, digest: xxhash.xxh3_64 | None) -> int:
     """The index of the first view that is not done; that view is cut to its rest."""
     while moved:
-        view = views[first]
-        if moved < len(view):
-            views[first] = view[moved:]
-            return first
-        moved -= len(view)
-        first += 1
+        done = views[first][:moved]
+        if digest is not None:
+            digest.update(done)
+        moved -= len(done)
+        if len(done) < len(views[first]):
+            views[first] = views[first][len(done) :]
+        else:
+            first += 1
     return first
 
 
