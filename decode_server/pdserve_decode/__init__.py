@@ -10,6 +10,6 @@ end (release, lost session, aborted hand-off) goes through draining: blocks come
 nothing can land in them any more.
 
 ``reservations`` decides (pure), ``service`` connects sessions, engine and landing,
-``config`` and ``main`` make a program of it. Nothing here imports the router or the
+``config``, ``run`` and ``main`` make a program of it. Nothing here imports the router or the
 prefill worker.
 """

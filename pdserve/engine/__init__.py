@@ -6,6 +6,7 @@
     batch       a plan as tensors
     runner      executes a plan on the model
     sampler     logits to tokens
+    config      numbers that shape an engine (no torch)
     engine      the three beats, and what the worker programs call
     loop        the thread
 

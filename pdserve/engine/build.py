@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from pdserve.engine.config import EngineConfig
 from pdserve.engine.engine import Engine
 from pdserve.engine.runner import ModelRunner
 from pdserve.engine.sampler import Sampler
@@ -19,21 +20,6 @@ from pdserve.model.attention.reference import ReferenceAttention
 from pdserve.model.loader import LoadedModel, load_model
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """``num_blocks`` wins over ``kv_cache_bytes``; ``max_context_tokens`` None is the model's."""
-
-    block_size: int = 16
-    num_blocks: int | None = None
-    kv_cache_bytes: int = 1 << 30
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
-    prefill_chunk_tokens: int = 128
-    max_context_tokens: int | None = None
-    enable_prefix_cache: bool = True
-    num_threads: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,11 +60,12 @@ class LoadedModel:
 
 def load_model(path: Path, *, dtype: torch.dtype = torch.float32) -> LoadedModel:
     """Raises ``UnsupportedModel`` with the reason."""
-    paged_attention.register()
-    config = AutoConfig.from_pretrained(path)
-    _check_config(config)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager").eval()
-    return vet_model(model)
+    try:
+        _check_config(AutoConfig.from_pretrained(path))
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(f"{path} cannot be loaded: {error}") from error
+    return vet_model(model.eval())
 
 
 @torch.inference_mode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, SecretStr
 
 from pdserve.config import ProgramSettings
-from pdserve.engine.build import EngineConfig
+from pdserve.engine.config import EngineConfig
 
 
 class WorkerSettings(ProgramSettings):

@@ -1,68 +1,24 @@
-"""``pdserve-prefill``: the prefill worker as a program."""
+"""``pdserve-prefill``: settings and errors. torch is loaded only once the settings are right."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from functools import partial
-from pathlib import Path
 
 from pdserve import logs
-from pdserve.clock import MonotonicClock
-from pdserve.config import load, secret_bytes
-from pdserve.engine.build import BuiltEngine, build_engine
+from pdserve.config import load
 from pdserve.errors import ConfigError, UnsupportedModel
-from pdserve.model.embedded import resolve_model
-from pdserve.rpc.session import SessionServer
-from pdserve.rpc.v1 import worker_pb2 as pb
-from pdserve.transfer import grpc_link, tcp
-from pdserve.worker import program
-from pdserve.worker.identity import new_incarnation
-from pdserve.worker.status import worker_identity
 from pdserve_prefill.config import PrefillSettings
-from pdserve_prefill.service import PrefillService
 
 
 def main() -> int:
     try:
         settings = load(PrefillSettings, sys.argv[1:], os.environ)
         logs.configure(settings.log_level)
-        secret = secret_bytes(settings.secret, settings.host)
-        path = resolve_model(settings.model)
-        config = settings.engine_config(prefill_chunk_tokens=settings.max_num_batched_tokens)
-        built = build_engine(path, config)
-        asyncio.run(_serve(settings, secret, path, built))
+        from pdserve_prefill.run import run
+
+        run(settings)
     except (ConfigError, UnsupportedModel) as error:
         print(f"pdserve-prefill: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-async def _serve(settings: PrefillSettings, secret: bytes, path: Path, built: BuiltEngine) -> None:
-    identity = worker_identity(
-        built, role=pb.WORKER_ROLE_PREFILL, incarnation=new_incarnation(), model_name=path.name
-    )
-    service = PrefillService(
-        built,
-        identity,
-        connectors={tcp.NAME: tcp.connect, grpc_link.NAME: grpc_link.connect},
-        max_num_requests=settings.max_num_requests,
-        event_loop=asyncio.get_running_loop(),
-        on_broken=program.end_broken,
-        clock=MonotonicClock(),
-    )
-    server = program.new_server()
-    port = program.bind(server, settings.host, settings.port)
-    service.engine_loop.start()
-    try:
-        await program.serve(
-            server,
-            service,
-            SessionServer(service, secret=secret, lease_s=settings.lease_s),
-            drain_limit_s=settings.drain_limit_s,
-            on_serving=partial(program.announce, f"{settings.reachable_host}:{port}", settings.announce_fd),
-        )
-    finally:
-        service.outbox.close()
-        service.engine_loop.stop(limit_s=program.ENGINE_STOP_LIMIT_S)

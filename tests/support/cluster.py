@@ -18,7 +18,8 @@ import grpc
 from transformers import PreTrainedModel
 
 from pdserve.clock import MonotonicClock
-from pdserve.engine.build import BuiltEngine, EngineConfig, assemble
+from pdserve.engine.build import BuiltEngine, assemble
+from pdserve.engine.config import EngineConfig
 from pdserve.engine.engine import EngineStats
 from pdserve.model.loader import vet_model
 from pdserve.rpc.session import SessionServer

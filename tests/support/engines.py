@@ -8,7 +8,8 @@ from collections.abc import Sequence as SequenceOf
 import torch
 from transformers import PreTrainedModel
 
-from pdserve.engine.build import BuiltEngine, EngineConfig, assemble
+from pdserve.engine.build import BuiltEngine, assemble
+from pdserve.engine.config import EngineConfig
 from pdserve.engine.engine import Engine, StepOutput
 from pdserve.engine.sequence import Sequence
 from pdserve.model.loader import vet_model

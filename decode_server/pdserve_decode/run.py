@@ -1,0 +1,87 @@
+"""Runs the decode worker: everything that needs torch. ``main`` reads the settings first."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from functools import partial
+from pathlib import Path
+
+import grpc
+
+from pdserve.clock import MonotonicClock
+from pdserve.config import secret_bytes
+from pdserve.engine.build import BuiltEngine, build_engine
+from pdserve.model.embedded import resolve_model
+from pdserve.rpc.session import SessionServer
+from pdserve.rpc.v1 import worker_pb2 as pb
+from pdserve.transfer import grpc_link, tcp
+from pdserve.worker import program
+from pdserve.worker.identity import new_incarnation
+from pdserve.worker.status import worker_identity
+from pdserve_decode.config import DecodeSettings
+from pdserve_decode.service import DecodeService
+
+
+def run(settings: DecodeSettings) -> None:
+    """Loads the model and serves until a signal. Raises ``ConfigError`` or ``UnsupportedModel``."""
+    secret = secret_bytes(settings.secret, settings.host)
+    path = resolve_model(settings.model)
+    built = build_engine(path, settings.engine_config(prefill_chunk_tokens=settings.prefill_chunk_tokens))
+    # What is loaded stays: no collection needs to look at it again.
+    gc.collect()
+    gc.freeze()
+    asyncio.run(_serve(settings, secret, path, built))
+
+
+async def _serve(settings: DecodeSettings, secret: bytes, path: Path, built: BuiltEngine) -> None:
+    clock = MonotonicClock()
+    identity = worker_identity(
+        built, role=pb.WORKER_ROLE_DECODE, incarnation=new_incarnation(), model_name=path.name
+    )
+    service = DecodeService(
+        built,
+        identity,
+        secret=secret,
+        lease_s=settings.lease_s,
+        max_num_requests=settings.max_num_requests,
+        event_loop=asyncio.get_running_loop(),
+        on_broken=program.end_broken,
+        clock=clock,
+    )
+    server = program.new_server()
+    port = program.bind(server, settings.host, settings.port)
+    listener = tcp.TcpListener(service.landing, host=settings.host, port=settings.data_port, clock=clock)
+    ports = {tcp.NAME: listener.port, grpc_link.NAME: port}
+    _accept_kv(settings, server, listener, service, clock)
+    service.offer(
+        [
+            pb.Endpoint(transport=name, address=f"{settings.reachable_host}:{ports[name]}")
+            for name in settings.transports
+        ]
+    )
+    service.engine_loop.start()
+    try:
+        await program.serve(
+            server,
+            service,
+            SessionServer(service, secret=secret, lease_s=settings.lease_s),
+            drain_limit_s=settings.drain_limit_s,
+            on_serving=partial(program.announce, f"{settings.reachable_host}:{port}", settings.announce_fd),
+        )
+    finally:
+        listener.close()
+        service.engine_loop.stop(limit_s=program.ENGINE_STOP_LIMIT_S)
+
+
+def _accept_kv(
+    settings: DecodeSettings,
+    server: grpc.aio.Server,
+    listener: tcp.TcpListener,
+    service: DecodeService,
+    clock: MonotonicClock,
+) -> None:
+    if tcp.NAME in settings.transports:
+        listener.start()
+    if grpc_link.NAME in settings.transports:
+        server.add_generic_rpc_handlers((grpc_link.handler(service.landing, clock),))

@@ -1,0 +1,20 @@
+"""The handful of numbers that shape an engine. No torch: settings are read before it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """``num_blocks`` wins over ``kv_cache_bytes``; ``max_context_tokens`` None is the model's."""
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_bytes: int = 1 << 30
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    prefill_chunk_tokens: int = 128
+    max_context_tokens: int | None = None
+    enable_prefix_cache: bool = True
+    num_threads: int = 1
