@@ -11,13 +11,15 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+Labels = dict[str, str | int | float | bool]
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
     metric: str
     value: float
     unit: str
-    labels: dict[str, str | int | float | bool] = field(default_factory=dict)
+    labels: Labels = field(default_factory=dict)
 
 
 @dataclass(slots=True)

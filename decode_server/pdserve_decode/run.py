@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import grpc
 
-from pdserve.clock import MonotonicClock
+from pdserve.clock import Clock, MonotonicClock
 from pdserve.config import secret_bytes
 from pdserve.engine.build import BuiltEngine, build_engine
 from pdserve.model.embedded import resolve_model
 from pdserve.rpc.session import SessionServer
 from pdserve.rpc.v1 import worker_pb2 as pb
-from pdserve.transfer import grpc_link, tcp
+from pdserve.transfer import grpc_link, shm, tcp
 from pdserve.worker import program
 from pdserve.worker.identity import new_incarnation
 from pdserve.worker.status import worker_identity
@@ -51,15 +53,8 @@ async def _serve(settings: DecodeSettings, secret: bytes, path: Path, built: Bui
     )
     server = program.new_server()
     port = program.bind(server, settings.host, settings.port)
-    listener = tcp.TcpListener(service.landing, host=settings.host, port=settings.data_port, clock=clock)
-    ports = {tcp.NAME: listener.port, grpc_link.NAME: port}
-    _accept_kv(settings, server, listener, service, clock)
-    service.offer(
-        [
-            pb.Endpoint(transport=name, address=f"{settings.reachable_host}:{ports[name]}")
-            for name in settings.transports
-        ]
-    )
+    ways_in = _ways_in(settings, server, port, service, clock)
+    service.offer([way.endpoint for way in ways_in])
     service.engine_loop.start()
     try:
         await program.serve(
@@ -70,18 +65,37 @@ async def _serve(settings: DecodeSettings, secret: bytes, path: Path, built: Bui
             on_serving=partial(program.announce, f"{settings.reachable_host}:{port}", settings.announce_fd),
         )
     finally:
-        listener.close()
+        for way in ways_in:
+            way.close()
         service.engine_loop.stop(limit_s=program.ENGINE_STOP_LIMIT_S)
 
 
-def _accept_kv(
-    settings: DecodeSettings,
-    server: grpc.aio.Server,
-    listener: tcp.TcpListener,
-    service: DecodeService,
-    clock: MonotonicClock,
-) -> None:
-    if tcp.NAME in settings.transports:
+@dataclass(frozen=True, slots=True)
+class _WayIn:
+    endpoint: pb.Endpoint
+    close: Callable[[], None]
+
+
+def _ways_in(
+    settings: DecodeSettings, server: grpc.aio.Server, port: int, service: DecodeService, clock: Clock
+) -> list[_WayIn]:
+    """Listens for KV on every transport that is set, in order of preference."""
+
+    def shared_memory() -> _WayIn:
+        listener = shm.SharedMemoryListener(service.landing, clock=clock)
         listener.start()
-    if grpc_link.NAME in settings.transports:
+        return _WayIn(pb.Endpoint(transport=shm.NAME, address=listener.address), listener.close)
+
+    def sockets() -> _WayIn:
+        listener = tcp.TcpListener(service.landing, host=settings.host, port=settings.data_port, clock=clock)
+        listener.start()
+        address = f"{settings.reachable_host}:{listener.port}"
+        return _WayIn(pb.Endpoint(transport=tcp.NAME, address=address), listener.close)
+
+    def control_port() -> _WayIn:
         server.add_generic_rpc_handlers((grpc_link.handler(service.landing, clock),))
+        address = f"{settings.reachable_host}:{port}"
+        return _WayIn(pb.Endpoint(transport=grpc_link.NAME, address=address), lambda: None)
+
+    open_way = {shm.NAME: shared_memory, tcp.NAME: sockets, grpc_link.NAME: control_port}
+    return [open_way[name]() for name in settings.transports]

@@ -108,10 +108,13 @@ class KVStorage:
     def _block_views(self, segment: Segment, block_table: Sequence[int]) -> list[memoryview]:
         first = segment.token_begin // self.layout.block_size
         last = self.layout.num_blocks_for(segment.token_end)
-        runs = list(_runs(block_table[first:last]))
-        return [
-            _bytes_of(pool[begin : begin + count]) for pool in self._pools(segment) for begin, count in runs
+        num_bytes = self.layout.num_kv_heads * self.layout.block_size * self.layout.cell_bytes
+        runs = [
+            slice(begin * num_bytes, (begin + count) * num_bytes)
+            for begin, count in _runs(block_table[first:last])
         ]
+        # Slices of one view per pool: thousands of small tensors would cost more than the copy.
+        return [whole[run] for whole in map(_bytes_of, self._pools(segment)) for run in runs]
 
 
 def _runs(block_ids: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ from pdserve.engine.build import BuiltEngine, build_engine
 from pdserve.model.embedded import resolve_model
 from pdserve.rpc.session import SessionServer
 from pdserve.rpc.v1 import worker_pb2 as pb
-from pdserve.transfer import grpc_link, tcp
+from pdserve.transfer import grpc_link, shm, tcp
 from pdserve.worker import program
 from pdserve.worker.identity import new_incarnation
 from pdserve.worker.status import worker_identity
@@ -39,7 +39,7 @@ async def _serve(settings: PrefillSettings, secret: bytes, path: Path, built: Bu
     service = PrefillService(
         built,
         identity,
-        connectors={tcp.NAME: tcp.connect, grpc_link.NAME: grpc_link.connect},
+        connectors={shm.NAME: shm.connect, tcp.NAME: tcp.connect, grpc_link.NAME: grpc_link.connect},
         max_num_requests=settings.max_num_requests,
         event_loop=asyncio.get_running_loop(),
         on_broken=program.end_broken,

@@ -103,7 +103,7 @@ def decoding(cluster: Cluster) -> tuple[Running, Callable[[], None]]:
 PHASES = [queued, reserved, prefilling, transferring, decoding]
 
 
-@pytest.fixture(params=["tcp", "grpc"])
+@pytest.fixture(params=["shm", "tcp", "grpc"])
 def cluster(request: pytest.FixtureRequest, model: PreTrainedModel) -> Iterator[Cluster]:
     with open_cluster(model, transport=request.param, decode_num_blocks=60) as cluster:
         yield cluster

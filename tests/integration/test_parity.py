@@ -12,6 +12,7 @@ from tests.support.tiny_models import CONFIGS, EOS_TOKEN_ID, VOCAB_SIZE, tiny_mo
 
 MAX_TOKENS = 16
 WAYS = {
+    "shm": {"transport": "shm"},
     "tcp": {"transport": "tcp"},
     "grpc": {"transport": "grpc"},
     "other-block-size": {"transport": "tcp", "decode_block_size": 5},

@@ -27,7 +27,7 @@ from pdserve.rpc.v1 import worker_pb2 as pb
 from pdserve.rpc.v1 import worker_pb2_grpc as pb_grpc
 from pdserve.sampling import SamplingParams
 from pdserve.timeline import Timeline
-from pdserve.transfer import grpc_link, tcp
+from pdserve.transfer import grpc_link, shm, tcp
 from pdserve.transfer.outbox import Connect
 from pdserve.transfer.stream import ByteStream
 from pdserve.worker import program
@@ -198,7 +198,11 @@ def _start_prefill(
     service = PrefillService(
         built,
         identity,
-        connectors={tcp.NAME: wrapped(tcp.connect), grpc_link.NAME: wrapped(grpc_link.connect)},
+        connectors={
+            shm.NAME: wrapped(shm.connect),
+            tcp.NAME: wrapped(tcp.connect),
+            grpc_link.NAME: wrapped(grpc_link.connect),
+        },
         max_num_requests=64,
         event_loop=cluster.thread.loop,
         on_broken=cluster.broken.set,
@@ -228,11 +232,18 @@ def _start_decode(
     listener = tcp.TcpListener(service.landing, host="127.0.0.1", port=0, clock=MonotonicClock())
     listener.start()
     stack.callback(listener.close)
+    shm_listener = shm.SharedMemoryListener(service.landing, clock=MonotonicClock())
+    shm_listener.start()
+    stack.callback(shm_listener.close)
 
     def accept_kv(server: grpc.aio.Server, port: int) -> None:
         server.add_generic_rpc_handlers((grpc_link.handler(service.landing, MonotonicClock()),))
-        address = f"127.0.0.1:{listener.port if transport == tcp.NAME else port}"
-        service.offer([pb.Endpoint(transport=transport, address=address)])
+        addresses = {
+            shm.NAME: shm_listener.address,
+            tcp.NAME: f"127.0.0.1:{listener.port}",
+            grpc_link.NAME: f"127.0.0.1:{port}",
+        }
+        service.offer([pb.Endpoint(transport=transport, address=addresses[transport])])
 
     return _serve(cluster, built, service, accept_kv, stack)
 

@@ -17,7 +17,7 @@ import grpc
 from pdserve.clock import MonotonicClock
 from pdserve.errors import Unauthorized
 from pdserve.kvcache.layout import KVLayout, PoolOrder
-from pdserve.transfer import grpc_link, inproc, tcp
+from pdserve.transfer import grpc_link, inproc, shm, tcp
 from pdserve.transfer.hello import Hello
 from pdserve.transfer.landing import LandingPlan, LandingTable
 from pdserve.transfer.outbox import Connect, Outbox, OutboxConfig
@@ -28,7 +28,7 @@ from tests.support.fake_kv import NumpyKV
 Result = TypeVar("Result")
 TICKET = b"good ticket"
 WAIT_S = 10.0
-BACKENDS = ["inproc", "tcp", "grpc"]
+BACKENDS = ["inproc", "tcp", "grpc", "shm"]
 LAYOUT = KVLayout(
     num_layers=3, num_kv_heads=2, head_dim=8, dtype="float32", block_size=4, order=PoolOrder.HEAD_MAJOR
 )
@@ -114,6 +114,11 @@ def _listen(backend: str, table: LandingTable, port: int, stack: ExitStack) -> t
         listener.start()
         stack.callback(listener.close)
         return f"127.0.0.1:{listener.port}", tcp.connect
+    if backend == "shm":
+        shm_listener = shm.SharedMemoryListener(table, clock=clock)
+        shm_listener.start()
+        stack.callback(shm_listener.close)
+        return shm_listener.address, shm.connect
     assert backend == "grpc", backend
     thread = event_loop_thread()
 
