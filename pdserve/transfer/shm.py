@@ -21,14 +21,13 @@ import logging
 import math
 import mmap
 import os
+import secrets
 import select
 import socket
 import struct
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from pdserve.clock import Clock
 from pdserve.errors import ConfigError
@@ -46,6 +45,7 @@ RING_BYTES = 1 << 20
 PART_BYTES = 256 << 10
 _COUNTERS_BYTES = mmap.PAGESIZE
 _HELLO = struct.Struct("<Q")
+_CREDENTIALS = struct.Struct("iII")  # struct ucred: process, user, group
 _NUM_FDS = 3
 
 
@@ -234,7 +234,7 @@ def connect(endpoint: Endpoint, limit_s: float) -> SenderStream:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(limit_s)
-        connection.connect(endpoint.address)
+        connection.connect(_abstract(endpoint.address))
         ring = _send_new_ring(connection)
     except OSError as error:
         connection.close()
@@ -250,20 +250,27 @@ def _send_new_ring(connection: socket.socket) -> _Ring:
     return _Ring(memory_fd, filled_fd, emptied_fd, RING_BYTES)
 
 
+def _abstract(address: str) -> str:
+    """``@name``, as tools write it, is a socket of that name in no file system."""
+    return "\0" + address.removeprefix("@")
+
+
 class SharedMemoryListener:
-    """Accepts links on a unix socket that only this user can open."""
+    """Accepts links from processes of the same user.
+
+    The socket has a name but no file, so that nothing is left behind by a process that is killed.
+    """
 
     def __init__(self, table: LandingTable, *, clock: Clock) -> None:
-        """Raises ``ConfigError`` when there is no place for the socket."""
+        """Raises ``ConfigError`` when there can be no such socket."""
         self._table = table
         self._clock = clock
         self._streams: set[ReceiverStream] = set()
         self._lock = threading.Lock()
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix="pdserve-"))
-            self.address = str(self._folder / "kv")
+            self.address = f"@pdserve-kv-{secrets.token_hex(16)}"
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.bind(self.address)
+            self._socket.bind(_abstract(self.address))
             self._socket.listen(64)
         except OSError as error:
             raise ConfigError(f"cannot make a socket for shared memory links: {error}") from error
@@ -276,8 +283,6 @@ class SharedMemoryListener:
         with suppress(OSError):  # the accept thread may not be in it
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        Path(self.address).unlink(missing_ok=True)
-        self._folder.rmdir()
         with self._lock:
             streams = list(self._streams)
         for stream in streams:
@@ -292,7 +297,7 @@ class SharedMemoryListener:
             threading.Thread(target=self._serve, args=(connection,), name="kv-receive", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        stream = _accept_ring(connection)
+        stream = _accept_ring(connection) if _is_same_user(connection) else None
         if stream is None:
             connection.close()
             return
@@ -302,6 +307,12 @@ class SharedMemoryListener:
         serve_link(stream, self._table, self._clock)
         with self._lock:
             self._streams.discard(stream)
+
+
+def _is_same_user(connection: socket.socket) -> bool:
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user_id, _ = _CREDENTIALS.unpack(credentials)
+    return bool(user_id == os.geteuid())
 
 
 def _accept_ring(connection: socket.socket) -> ReceiverStream | None:
