@@ -8,7 +8,7 @@
         stream ═══ frames: 64-byte header, payload ═══► receiver: reads frames, fills views
                ◄══ SEALED, ABORTED ════════════════════
 
-A transport (``tcp``, ``grpc_link``, ``inproc``) is only a byte stream in both directions:
+A transport (``shm``, ``tcp``, ``grpc_link``, ``inproc``) is only a byte stream in both directions:
 ``transports`` knows them by name. What is sent and what is believed is decided here once for
 all of them. Knows layouts and bytes; no tensors, no engine.
 """
