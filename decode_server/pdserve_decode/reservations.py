@@ -35,6 +35,7 @@ class Grant:
     fence: int
     decode_incarnation: int
     request_id: str
+    num_blocks: int
 
 
 @dataclass(slots=True)
@@ -53,11 +54,11 @@ class Reservations:
         self._records: dict[int, _Record] = {}
         self._by_request: dict[str, int] = {}
 
-    def grant(self, request_id: str) -> Grant:
+    def grant(self, request_id: str, *, num_blocks: int) -> Grant:
         """Ids and fences only rise, so bytes for an earlier grant can never match a later one."""
         assert request_id not in self._by_request, f"{request_id} holds a reservation already"
         self._last_id += 1
-        grant = Grant(self._last_id, self._last_id, self._incarnation, request_id)
+        grant = Grant(self._last_id, self._last_id, self._incarnation, request_id, num_blocks)
         self._records[grant.reservation_id] = _Record(grant, Phase.GRANTED)
         self._by_request[request_id] = grant.reservation_id
         return grant
@@ -101,6 +102,11 @@ class Reservations:
 
     def count(self, phase: Phase) -> int:
         return sum(1 for _ in self._in(phase))
+
+    @property
+    def num_quarantined_blocks(self) -> int:
+        """Blocks that are kept because something may still land in them: worth an alarm."""
+        return sum(record.grant.num_blocks for record in self._in(Phase.QUARANTINED))
 
     def _in(self, phase: Phase) -> Iterator[_Record]:
         return (record for record in self._records.values() if record.phase is phase)

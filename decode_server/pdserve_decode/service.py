@@ -26,7 +26,7 @@ from pdserve.transfer.landing import LandingPlan, LandingTable
 from pdserve.worker.directory import RequestDirectory, refused
 from pdserve.worker.requests import sequence_from_proto
 from pdserve.worker.status import worker_status
-from pdserve_decode.reservations import Grant, Phase, Reservations
+from pdserve_decode.reservations import Grant, Reservations
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +59,7 @@ class DecodeService:
         self._endpoints: list[pb.Endpoint] = []
         self._num_sealed = 0
         self._num_aborted = 0
+        self._num_quarantined_blocks = 0
         self.engine_loop = EngineLoop(
             built.engine, on_outputs=self.on_outputs, on_broken=on_broken, clock=clock
         )
@@ -84,7 +85,7 @@ class DecodeService:
             self._identity,
             self.engine_loop,
             num_reserved=self.landing.num_expected,
-            num_quarantined=self._reservations.count(Phase.QUARANTINED),
+            num_quarantined_blocks=self._num_quarantined_blocks,
             is_draining=self._directory.is_draining,
             counters={
                 "handoffs_sealed": self._num_sealed,
@@ -161,7 +162,7 @@ class DecodeService:
         if not self._engine.hold(sequence):
             self._send_last(sequence.seq_id, refused(sequence.seq_id, "no_free_blocks"))
             return
-        grant = self._reservations.grant(sequence.seq_id)
+        grant = self._reservations.grant(sequence.seq_id, num_blocks=len(sequence.block_table))
         self.landing.expect(
             LandingPlan(
                 request_id=grant.request_id,
@@ -219,9 +220,18 @@ class DecodeService:
         self._num_aborted += 1
         quiet = partial(self.engine_loop.post, partial(self._quiet, grant.reservation_id))
         self.landing.withdraw(grant.reservation_id, on_quiet=quiet)
+        self._event_loop.call_soon_threadsafe(
+            self._event_loop.call_later, DRAIN_LIMIT_S + 0.1, self.engine_loop.post, self._quarantine_overdue
+        )
+
+    def _quarantine_overdue(self) -> None:
+        for grant in self._reservations.quarantine_overdue():
+            logger.error("quarantined request_id=%s num_blocks=%d", grant.request_id, grant.num_blocks)
+        self._num_quarantined_blocks = self._reservations.num_quarantined_blocks
 
     def _quiet(self, reservation_id: int) -> None:
         grant = self._reservations.quiet(reservation_id)
+        self._num_quarantined_blocks = self._reservations.num_quarantined_blocks
         self._engine.abort(grant.request_id)
 
     def _send(self, request_id: str, message: pb.FromWorker) -> None:

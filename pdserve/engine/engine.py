@@ -45,7 +45,6 @@ class EngineStats:
     num_free_blocks: int
     num_owned_blocks: int
     num_cached_blocks: int
-    num_quarantined_blocks: int
     num_steps: int
     num_preemptions: int
     num_computed_tokens: int
@@ -228,7 +227,6 @@ class Engine:
             num_free_blocks=pool.num_free_blocks,
             num_owned_blocks=pool.num_owned_blocks,
             num_cached_blocks=pool.num_cached_blocks,
-            num_quarantined_blocks=pool.num_quarantined_blocks,
             num_steps=self._num_steps,
             num_preemptions=scheduler.num_preemptions,
             num_computed_tokens=self._num_computed_tokens,

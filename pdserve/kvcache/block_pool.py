@@ -1,14 +1,14 @@
-"""Which block is free, cached, owned or quarantined. Pure; owned by one thread.
+"""Which block is free, cached or owned. Pure; owned by one thread.
 
 ::
 
     free ──allocate──► owned ──last release──► free            (content unknown)
-                        ▲ │                └─► evictable        (published: content reusable)
-                  share │ └──quarantine──► quarantined ──absolve──► free
-                        └──────────────────────────── evictable
+                        ▲                  └─► evictable        (published: content reusable)
+                  share └───────────────────── evictable
 
 Every block but the null block is in exactly one place. A full pool is an answer (None).
-Evictable blocks are taken, least recently released first, only when no free one is left.
+Evictable blocks are taken, least recently released first, only when no free one is left. Blocks
+that something may still write into simply stay owned: see the decode worker's reservations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._references: dict[int, int] = {}
-        self._quarantined: set[int] = set()
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
 
@@ -47,10 +46,6 @@ class BlockPool:
     @property
     def num_owned_blocks(self) -> int:
         return len(self._references)
-
-    @property
-    def num_quarantined_blocks(self) -> int:
-        return len(self._quarantined)
 
     def allocate(self, count: int) -> list[int] | None:
         """``count`` blocks with one reference each, or None with nothing changed."""
@@ -100,23 +95,9 @@ class BlockPool:
             self._block_of[block_hash] = block_id
             self._hash_of[block_id] = block_hash
 
-    def quarantine(self, block_ids: Sequence[int]) -> None:
-        """Takes solely owned blocks out of use until ``absolve``; their content is forgotten."""
-        for block_id in block_ids:
-            references = self._references.pop(block_id, 0)
-            assert references == 1, f"block {block_id} has {references} references and cannot be quarantined"
-            self._forget(block_id)
-            self._quarantined.add(block_id)
-
-    def absolve(self, block_ids: Sequence[int]) -> None:
-        for block_id in block_ids:
-            assert block_id in self._quarantined, f"block {block_id} is not quarantined"
-            self._quarantined.remove(block_id)
-            self._free.append(block_id)
-
     def check_integrity(self) -> None:
         """Raises ``AssertionError`` unless every block is in exactly one place."""
-        places = [*self._free, *self._evictable, *self._references, *self._quarantined]
+        places = [*self._free, *self._evictable, *self._references]
         assert sorted(places) == list(range(1, self._num_blocks)), f"blocks lost or doubled: {sorted(places)}"
         assert all(count > 0 for count in self._references.values()), self._references
         assert {block: digest for digest, block in self._block_of.items()} == self._hash_of

@@ -30,7 +30,7 @@ def worker_status(
     engine_loop: EngineLoop,
     *,
     num_reserved: int,
-    num_quarantined: int,
+    num_quarantined_blocks: int,
     is_draining: bool,
     counters: dict[str, float],
 ) -> pb.WorkerStatus:
@@ -43,7 +43,7 @@ def worker_status(
         num_free_blocks=stats.num_free_blocks,
         num_owned_blocks=stats.num_owned_blocks,
         num_cached_blocks=stats.num_cached_blocks,
-        num_quarantined_blocks=num_quarantined,
+        num_quarantined_blocks=num_quarantined_blocks,
         draining=is_draining,
         num_waiting_prefill_tokens=stats.num_waiting_prefill_tokens,
         last_step_age_s=engine_loop.last_tick_age_s,

@@ -74,7 +74,7 @@ class PrefillService:
             self._identity,
             self.engine_loop,
             num_reserved=len(self._handoffs),
-            num_quarantined=0,
+            num_quarantined_blocks=0,
             is_draining=self._directory.is_draining,
             counters={
                 "handoffs_sealed": self._num_sealed,

@@ -12,13 +12,12 @@ NUM_BLOCKS = 9
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """The model: what each holder has, which content was published, what is quarantined."""
+    """The model: what each holder has, and which content was published."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(NUM_BLOCKS)
         self.held: list[list[int]] = []
-        self.quarantined: list[int] = []
         self.content: dict[int, bytes] = {}
         self.num_published = 0
 
@@ -66,29 +65,12 @@ class PoolMachine(RuleBasedStateMachine):
         if self.held:
             self.pool.release(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
 
-    @rule(data=st.data())
-    def quarantine(self, data: st.DataObject) -> None:
-        alone = [blocks for blocks in self.held if all(self.owners(block_id) == 1 for block_id in blocks)]
-        if alone:
-            blocks = data.draw(st.sampled_from(alone))
-            self.held.remove(blocks)
-            self.pool.quarantine(blocks)
-            self.quarantined += blocks
-            for block_id in blocks:
-                self.content.pop(block_id, None)
-
-    @rule()
-    def absolve(self) -> None:
-        self.pool.absolve(self.quarantined)
-        self.quarantined = []
-
     @invariant()
     def accounts_agree(self) -> None:
         self.pool.check_integrity()
         owned = {block_id for blocks in self.held for block_id in blocks}
         assert self.pool.num_owned_blocks == len(owned)
-        assert self.pool.num_quarantined_blocks == len(self.quarantined)
-        assert self.pool.num_free_blocks == NUM_BLOCKS - 1 - len(owned) - len(self.quarantined)
+        assert self.pool.num_free_blocks == NUM_BLOCKS - 1 - len(owned)
 
 
 TestBlockPool = PoolMachine.TestCase

@@ -25,7 +25,7 @@ class ReservationMachine(RuleBasedStateMachine):
     @rule(target=grants)
     def grant(self) -> Grant:
         self.num_granted += 1
-        grant = self.reservations.grant(f"r-{self.num_granted}")
+        grant = self.reservations.grant(f"r-{self.num_granted}", num_blocks=3)
         assert grant.fence > max((old.fence for old in self.ended | self.filling | self.draining), default=0)
         self.filling.add(grant)
         return grant
@@ -81,11 +81,12 @@ TestReservations.settings = settings(max_examples=60, stateful_step_count=40, de
 def test_only_what_drains_for_too_long_is_quarantined_and_only_quiet_ends_it() -> None:
     clock = ManualClock()
     reservations = Reservations(decode_incarnation=1, drain_limit_s=DRAIN_LIMIT_S, clock=clock)
-    slow, kept = reservations.grant("slow"), reservations.grant("kept")
+    slow, kept = reservations.grant("slow", num_blocks=4), reservations.grant("kept", num_blocks=1)
     reservations.drain(slow.reservation_id)
     clock.advance(DRAIN_LIMIT_S + 0.1)
     assert reservations.quarantine_overdue() == [slow]
     assert reservations.quarantine_overdue() == []
+    assert reservations.num_quarantined_blocks == 4
     assert reservations.of_request("kept") == kept
     assert reservations.quiet(slow.reservation_id) == slow
-    assert reservations.count(Phase.QUARANTINED) == 0
+    assert reservations.num_quarantined_blocks == 0
