@@ -18,8 +18,11 @@ from pathlib import Path
 from bench.report import Report, arguments
 from bench.systems import Prompts, System, TimedAnswer, ask, started
 
-PROMPT_LENGTHS = (128, 512, 2048)
+# How often each prompt length is asked.
+REPEATS = {128: 7, 512: 7, 2048: 3}
+QUICK_REPEATS = {128: 2, 512: 1, 2048: 1}
 OUTPUT_TOKENS = 24
+QUICK_OUTPUT_TOKENS = 8
 LOADED_OUTPUT_TOKENS = 96
 LOAD_PROMPT_TOKENS = 768
 MODES = {"pd": ("--prefill", "1", "--decode", "1"), "aggregated": ("--prefill", "0", "--decode", "2")}
@@ -33,8 +36,10 @@ def main() -> None:
     extra = ("--threads", "1", "--transports", options.transport)
     with started(*MODES["pd"], *extra) as pd, started(*MODES["aggregated"], *extra) as aggregated:
         systems = {"pd": pd, "aggregated": aggregated}
-        _idle(report, systems, repeats=3 if options.quick else 7, transport=options.transport)
-        if not options.quick:
+        if options.quick:
+            _idle(report, systems, QUICK_REPEATS, QUICK_OUTPUT_TOKENS, transport=options.transport)
+        else:
+            _idle(report, systems, REPEATS, OUTPUT_TOKENS, transport=options.transport)
             _loaded(report, systems, transport=options.transport)
     report.print_table("mode", "transport", "num_prompt_tokens", "load")
     path = options.json or Path("bench/results/handoff.json")
@@ -42,15 +47,17 @@ def main() -> None:
     print(f"\nmedians; rows in {path}")
 
 
-def _idle(report: Report, systems: dict[str, System], *, repeats: int, transport: str) -> None:
+def _idle(
+    report: Report, systems: dict[str, System], repeats: dict[int, int], max_tokens: int, *, transport: str
+) -> None:
     prompts = Prompts()
     for system in systems.values():
         ask(system, prompts.of_length(64), max_tokens=4)  # opens links, touches pages
-    for length in PROMPT_LENGTHS:
+    for length, count in repeats.items():
         answers: dict[str, list[TimedAnswer]] = {mode: [] for mode in systems}
-        for _ in range(max(1, repeats if length <= 512 else repeats // 2)):
+        for _ in range(count):
             for mode, system in systems.items():
-                answers[mode].append(ask(system, prompts.of_length(length), max_tokens=OUTPUT_TOKENS))
+                answers[mode].append(ask(system, prompts.of_length(length), max_tokens=max_tokens))
         for mode, own in answers.items():
             _add(report, own, mode=mode, transport=transport, num_prompt_tokens=length, load="idle")
 
