@@ -20,9 +20,9 @@ from bench.systems import Prompts, System, TimedAnswer, ask, started
 
 # How often each prompt length is asked.
 REPEATS = {128: 7, 512: 7, 2048: 3}
-QUICK_REPEATS = {128: 2, 512: 1, 2048: 1}
+QUICK_REPEATS = {128: 1, 512: 1, 2048: 1}
 OUTPUT_TOKENS = 24
-QUICK_OUTPUT_TOKENS = 8
+QUICK_OUTPUT_TOKENS = 6
 LOADED_OUTPUT_TOKENS = 96
 LOAD_PROMPT_TOKENS = 768
 MODES = {"pd": ("--prefill", "1", "--decode", "1"), "aggregated": ("--prefill", "0", "--decode", "2")}
@@ -34,8 +34,7 @@ def main() -> None:
     options = parser.parse_args()
     report = Report("handoff")
     extra = ("--threads", "1", "--transports", options.transport)
-    with started(*MODES["pd"], *extra) as pd, started(*MODES["aggregated"], *extra) as aggregated:
-        systems = {"pd": pd, "aggregated": aggregated}
+    with started({mode: (*flags, *extra) for mode, flags in MODES.items()}) as systems:
         if options.quick:
             _idle(report, systems, QUICK_REPEATS, QUICK_OUTPUT_TOKENS, transport=options.transport)
         else:

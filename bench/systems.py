@@ -53,17 +53,25 @@ class TimedAnswer:
 
 
 @contextmanager
-def started(*flags: str) -> Iterator[System]:
-    """``pdserve up`` with these flags, on a free port, until the block ends."""
-    command = [sys.executable, "-m", "pdserve", "up", "--port", "0", "--log-level", "warning", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def started(flags_of: dict[str, tuple[str, ...]]) -> Iterator[dict[str, System]]:
+    """``pdserve up`` for each name with its flags, on free ports, until the block ends."""
+    command = [sys.executable, "-m", "pdserve", "up", "--port", "0", "--log-level", "warning"]
+    processes = {
+        name: subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, text=True)
+        for name, flags in flags_of.items()
+    }
     try:
-        url = _wait_for_url(process)
-        model = httpx.get(f"{url}/v1/models", timeout=10).json()["data"][0]["id"]
-        yield System(url, model)
+        yield {name: _wait_until_serving(process) for name, process in processes.items()}
     finally:
-        process.terminate()
-        process.communicate(timeout=60)
+        for process in processes.values():
+            process.terminate()
+        for process in processes.values():
+            process.communicate(timeout=60)
+
+
+def _wait_until_serving(process: subprocess.Popen[str]) -> System:
+    url = _wait_for_url(process)
+    return System(url, httpx.get(f"{url}/v1/models", timeout=10).json()["data"][0]["id"])
 
 
 def _wait_for_url(process: subprocess.Popen[str]) -> str:
