@@ -26,14 +26,15 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from pdserve.clock import Clock
 from pdserve.errors import ConfigError
 from pdserve.transfer.landing import LandingTable
 from pdserve.transfer.push import Endpoint
 from pdserve.transfer.receiver import serve_link
+from pdserve.transfer.socket_stream import SocketStream, Tenancy
 from pdserve.transfer.stream import LinkLost
 
 logger = logging.getLogger(__name__)
@@ -127,106 +128,69 @@ class _Ring:
 
 
 class _SharedMemoryStream:
-    """What both ends have: the ring, the socket, and how they wait."""
+    """What both ends have: the ring, the socket, and how they wait for the ring."""
 
-    def __init__(self, ring: _Ring, connection: socket.socket) -> None:
+    def __init__(self, ring: _Ring, connection: socket.socket, doorbell_fd: int) -> None:
         self._ring = ring
-        self._socket = connection
-        self._lock = threading.Lock()
-        self._num_users = 0
-        self._is_closed = False
+        self._socket = SocketStream(connection)
+        self._doorbell_fd = doorbell_fd
+        self._events = select.poll()
+        self._events.register(doorbell_fd, select.POLLIN)
+        self._events.register(connection, select.POLLRDHUP)
+        self._tenancy = Tenancy(self._free)
 
     def close(self) -> None:
-        """Ends the socket, which wakes both sides; whoever is last in here frees the rest."""
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            with suppress(OSError):  # it may not be connected any more
-                self._socket.shutdown(socket.SHUT_RDWR)
-            self._free_if_unused()
+        self._tenancy.end(self._socket.shut_down)
 
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        with self._lock:
-            if self._is_closed:
-                raise LinkLost("shm: closed")
-            self._num_users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._num_users -= 1
-                self._free_if_unused()
+    def _free(self) -> None:
+        self._socket.close()
+        self._ring.close()
 
-    def _free_if_unused(self) -> None:
-        if self._is_closed and not self._num_users:
-            self._socket.close()
-            self._ring.close()
+    def _move(
+        self, move: Callable[[Sequence[memoryview]], int], views: Sequence[memoryview], wait_s: float
+    ) -> int:
+        with self._tenancy.inside():
+            moved = move(views)
+            if not moved:
+                self._wait(wait_s)
+                moved = move(views)
+            return moved
 
-    def _wait(self, doorbell_fd: int, wait_s: float) -> None:
+    def _wait(self, wait_s: float) -> None:
         """Until the doorbell rings or the time is up. Raises ``LinkLost`` when the peer is gone."""
-        poll = select.poll()
-        poll.register(doorbell_fd, select.POLLIN)
-        poll.register(self._socket.fileno(), select.POLLRDHUP)
-        events = dict(poll.poll(None if math.isinf(wait_s) else wait_s * 1000))
-        if doorbell_fd in events:
-            os.eventfd_read(doorbell_fd)
+        events = dict(self._events.poll(None if math.isinf(wait_s) else wait_s * 1000))
+        if self._doorbell_fd in events:
+            os.eventfd_read(self._doorbell_fd)
         elif events:
-            raise LinkLost("shm: the peer is gone")
-
-    def _send_socket(self, views: Sequence[memoryview], wait_s: float) -> int:
-        try:
-            self._socket.settimeout(None if math.isinf(wait_s) else wait_s)
-            return self._socket.sendmsg(views)
-        except TimeoutError:
-            return 0
-        except OSError as error:
-            raise LinkLost(f"shm: {error}") from error
-
-    def _receive_socket(self, views: Sequence[memoryview], wait_s: float) -> int:
-        try:
-            self._socket.settimeout(None if math.isinf(wait_s) else wait_s)
-            received = self._socket.recvmsg_into(views)[0]
-        except TimeoutError:
-            return 0
-        except OSError as error:
-            raise LinkLost(f"shm: {error}") from error
-        if received == 0:
-            raise LinkLost("shm: the peer closed the connection")
-        return received
+            raise LinkLost("the peer is gone")
 
 
 class SenderStream(_SharedMemoryStream):
     """Prefill's end: data into the ring, replies from the socket."""
 
+    def __init__(self, ring: _Ring, connection: socket.socket) -> None:
+        super().__init__(ring, connection, ring.emptied_fd)
+
     def send_some(self, views: Sequence[memoryview], wait_s: float) -> int:
-        with self._in_use():
-            moved = self._ring.put(views)
-            if not moved:
-                self._wait(self._ring.emptied_fd, wait_s)
-                moved = self._ring.put(views)
-            return moved
+        return self._move(self._ring.put, views, wait_s)
 
     def receive_some(self, views: Sequence[memoryview], wait_s: float) -> int:
-        with self._in_use():
-            return self._receive_socket(views, wait_s)
+        with self._tenancy.inside():
+            return self._socket.receive_some(views, wait_s)
 
 
 class ReceiverStream(_SharedMemoryStream):
     """Decode's end: data from the ring, replies into the socket."""
 
+    def __init__(self, ring: _Ring, connection: socket.socket) -> None:
+        super().__init__(ring, connection, ring.filled_fd)
+
     def send_some(self, views: Sequence[memoryview], wait_s: float) -> int:
-        with self._in_use():
-            return self._send_socket(views, wait_s)
+        with self._tenancy.inside():
+            return self._socket.send_some(views, wait_s)
 
     def receive_some(self, views: Sequence[memoryview], wait_s: float) -> int:
-        with self._in_use():
-            moved = self._ring.take(views)
-            if not moved:
-                self._wait(self._ring.filled_fd, wait_s)
-                moved = self._ring.take(views)
-            return moved
+        return self._move(self._ring.take, views, wait_s)
 
 
 def connect(endpoint: Endpoint, limit_s: float) -> SenderStream:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import socket
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 
 from pdserve.clock import Clock
@@ -14,57 +12,26 @@ from pdserve.errors import ConfigError
 from pdserve.transfer.landing import LandingTable
 from pdserve.transfer.push import Endpoint
 from pdserve.transfer.receiver import serve_link
+from pdserve.transfer.socket_stream import SocketStream
 from pdserve.transfer.stream import LinkLost
 
 logger = logging.getLogger(__name__)
 
 NAME = "tcp"
-SOCKET_BUFFER_BYTES = 4 << 20
-
-
-class SocketStream:
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.settimeout(None)
-
-    def send_some(self, views: Sequence[memoryview], wait_s: float) -> int:
-        try:
-            self._wait(wait_s)
-            return self._socket.sendmsg(views)
-        except TimeoutError:
-            return 0
-        except OSError as error:
-            raise LinkLost(f"tcp: {error}") from error
-
-    def receive_some(self, views: Sequence[memoryview], wait_s: float) -> int:
-        try:
-            self._wait(wait_s)
-            received = self._socket.recvmsg_into(views)[0]
-        except TimeoutError:
-            return 0
-        except OSError as error:
-            raise LinkLost(f"tcp: {error}") from error
-        if received == 0:
-            raise LinkLost("tcp: the peer closed the connection")
-        return received
-
-    def close(self) -> None:
-        with suppress(OSError):  # it may not be connected any more
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait in it
-        self._socket.close()
-
-    def _wait(self, wait_s: float) -> None:
-        self._socket.settimeout(None if math.isinf(wait_s) else wait_s)
 
 
 def connect(endpoint: Endpoint, limit_s: float) -> SocketStream:
     host, _, port = endpoint.address.rpartition(":")
     try:
-        return SocketStream(socket.create_connection((host, int(port)), timeout=limit_s))
+        return _stream(socket.create_connection((host, int(port)), timeout=limit_s))
     except OSError as error:
         raise LinkLost(f"tcp: cannot connect to {endpoint.address}: {error}") from error
+
+
+def _stream(connection: socket.socket) -> SocketStream:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return SocketStream(connection)
 
 
 class TcpListener:
@@ -102,7 +69,7 @@ class TcpListener:
             except OSError:
                 return  # closed
             logger.info("link_accepted transport=tcp peer=%s", address)
-            stream = SocketStream(connection)
+            stream = _stream(connection)
             threading.Thread(target=self._serve, args=(stream,), name="kv-receive", daemon=True).start()
 
     def _serve(self, stream: SocketStream) -> None:
