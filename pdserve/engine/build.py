@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from pdserve.engine.config import EngineConfig
+from pdserve.engine.config import EngineConfig, KVCacheDtype
 from pdserve.engine.engine import Engine
 from pdserve.engine.runner import ModelRunner
 from pdserve.engine.sampler import Sampler
@@ -16,10 +16,20 @@ from pdserve.engine.scheduler import Scheduler, SchedulerLimits
 from pdserve.errors import ConfigError
 from pdserve.kvcache.block_pool import BlockPool
 from pdserve.kvcache.storage import KVStorage
-from pdserve.model.attention.reference import ReferenceAttention
+from pdserve.model.cpu_threads import CpuThreads
 from pdserve.model.loader import LoadedModel, load_model
+from pdserve.model.transforms.apply import apply, cpu_attention
 
 logger = logging.getLogger(__name__)
+
+# Models compute in float32 on a CPU, so that is "auto".
+_KV_DTYPES: dict[KVCacheDtype, str] = {
+    "auto": "float32",
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "int8": "int8",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +48,11 @@ def build_engine(model_path: Path, config: EngineConfig) -> BuiltEngine:
 
 
 def assemble(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
-    layout = loaded.layout(block_size=config.block_size, dtype=str(loaded.model.dtype).removeprefix("torch."))
+    """Takes the model over: its layers are replaced by faster ones."""
+    threads = CpuThreads(config.num_threads)
+    if config.weight_dtype != "model":
+        apply(loaded, config.weight_dtype, threads)
+    layout = loaded.layout(block_size=config.block_size, dtype=_KV_DTYPES[config.kv_cache_dtype])
     num_blocks = config.num_blocks or config.kv_cache_bytes // layout.block_bytes
     if num_blocks < 2:
         raise ConfigError(
@@ -61,7 +75,10 @@ def assemble(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
     pool = BlockPool(num_blocks)
     storage = KVStorage(layout, num_blocks=num_blocks)
     runner = ModelRunner(
-        loaded, storage=storage, backend=ReferenceAttention(), sampler=Sampler(loaded.eos_token_ids)
+        loaded,
+        block_size=config.block_size,
+        backend=cpu_attention(storage, threads),
+        sampler=Sampler(loaded.eos_token_ids),
     )
     engine = Engine(
         scheduler=Scheduler(pool, limits),
@@ -72,7 +89,8 @@ def assemble(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
         max_context_tokens=max_context_tokens,
     )
     logger.info(
-        "engine_ready num_blocks=%d block_size=%d kv_cache_mb=%d max_context_tokens=%d",
+        "engine_ready kv_dtype=%s num_blocks=%d block_size=%d kv_cache_mb=%d max_context_tokens=%d",
+        layout.dtype,
         num_blocks,
         config.block_size,
         num_blocks * layout.block_bytes >> 20,

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+WeightDtype = Literal["model", "fp32", "fp16", "int8"]
+KVCacheDtype = Literal["auto", "fp32", "fp16", "bf16", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """``num_blocks`` wins over ``kv_cache_bytes``; ``max_context_tokens`` None is the model's."""
+    """``num_blocks`` wins over ``kv_cache_bytes``; ``max_context_tokens`` None is the model's.
+
+    ``weight_dtype``: what the weights are packed as for the CPU kernels; ``model`` leaves the model as it
+    was loaded. ``kv_cache_dtype``: ``auto`` is what the model computes in, so that nothing is rounded.
+    """
 
     block_size: int = 16
     num_blocks: int | None = None
@@ -18,3 +26,5 @@ class EngineConfig:
     max_context_tokens: int | None = None
     enable_prefix_cache: bool = True
     num_threads: int = 1
+    weight_dtype: WeightDtype = "fp16"
+    kv_cache_dtype: KVCacheDtype = "auto"

@@ -10,7 +10,6 @@ import torch
 from pdserve.engine.batch import PackedBatch
 from pdserve.engine.sampler import SampledToken, Sampler
 from pdserve.engine.scheduler import StepPlan
-from pdserve.kvcache.storage import KVStorage
 from pdserve.model.attention.base import AttentionBackend
 from pdserve.model.loader import LoadedModel
 
@@ -34,10 +33,10 @@ class Runner(Protocol):
 
 class ModelRunner:
     def __init__(
-        self, loaded: LoadedModel, *, storage: KVStorage, backend: AttentionBackend, sampler: Sampler
+        self, loaded: LoadedModel, *, block_size: int, backend: AttentionBackend, sampler: Sampler
     ) -> None:
         self._model = loaded.model
-        self._storage = storage
+        self._block_size = block_size
         self._backend = backend
         self._sampler = sampler
         self._batch: PackedBatch | None = None
@@ -48,7 +47,7 @@ class ModelRunner:
     ) -> list[SampledToken]:
         batch = self._batch = PackedBatch(
             plan,
-            storage=self._storage,
+            block_size=self._block_size,
             backend=self._backend,
             on_boundary=on_boundary,
             on_layer_written=on_layer_written,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+# Behind the elements of an int8 cell: their scale, a float32.
+SCALE_BYTES = 4
 
 
 class PoolOrder(StrEnum):
@@ -27,9 +29,14 @@ class KVLayout:
     order: PoolOrder
 
     @property
+    def cell_elements(self) -> int:
+        """Length of the pool's last axis: the head, and for int8 the bytes of its scale."""
+        return self.head_dim + (SCALE_BYTES if self.dtype == "int8" else 0)
+
+    @property
     def cell_bytes(self) -> int:
         """K (or V) of one token and one head in one layer."""
-        return self.head_dim * DTYPE_BYTES[self.dtype]
+        return self.cell_elements * DTYPE_BYTES[self.dtype]
 
     @property
     def token_bytes(self) -> int:

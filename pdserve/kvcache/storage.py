@@ -29,8 +29,8 @@ class KVStorage:
         self.layout = layout
         self.num_blocks = num_blocks
         shape = {
-            PoolOrder.HEAD_MAJOR: (num_blocks, layout.num_kv_heads, layout.block_size, layout.head_dim),
-            PoolOrder.TOKEN_MAJOR: (num_blocks, layout.block_size, layout.num_kv_heads, layout.head_dim),
+            PoolOrder.HEAD_MAJOR: (num_blocks, layout.num_kv_heads, layout.block_size, layout.cell_elements),
+            PoolOrder.TOKEN_MAJOR: (num_blocks, layout.block_size, layout.num_kv_heads, layout.cell_elements),
         }[layout.order]
         dtype = getattr(torch, layout.dtype)
         # Zeros touched now: the first request must not pay for page faults.
@@ -80,7 +80,7 @@ class KVStorage:
             return _Landing(self._block_views(segment, block_table), lambda: None)
         block, offset = self._cells(segment, block_table)
         pools = list(self._pools(segment))
-        shape = (segment.num_tokens, segment.num_heads, self.layout.head_dim)
+        shape = (segment.num_tokens, segment.num_heads, self.layout.cell_elements)
         staged = [torch.empty(shape, dtype=pool.dtype) for pool in pools]
 
         def finish() -> None:

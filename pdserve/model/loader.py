@@ -12,17 +12,15 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from pdserve.errors import UnsupportedModel
 from pdserve.kvcache.layout import KVLayout, PoolOrder
-from pdserve.kvcache.storage import KVStorage
-from pdserve.model import paged_attention
-from pdserve.model.attention.base import AttentionParams, Row
+from pdserve.model import paged_attention, selfcheck
+from pdserve.model.attention.base import AttentionParams
 from pdserve.model.attention.reference import ReferenceAttention
 
 logger = logging.getLogger(__name__)
@@ -30,15 +28,16 @@ logger = logging.getLogger(__name__)
 # Rotary angles of these depend on the length of the whole sequence, so KV computed in one
 # chunk would be wrong once the next arrives.
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
-PROBE_TOKENS = 5
 SAMPLED_BYTES_PER_TENSOR = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """``fingerprint``: equal for two workers exactly when they may exchange KV."""
+    """``attention``: what each layer asks of it. ``fingerprint``: equal for two workers exactly when
+    they may exchange KV."""
 
     model: PreTrainedModel
+    attention: tuple[AttentionParams, ...]
     num_layers: int
     num_kv_heads: int
     head_dim: int
@@ -73,13 +72,13 @@ def vet_model(model: PreTrainedModel) -> LoadedModel:
     """For a model already in memory; switches its attention to ours."""
     paged_attention.register()
     config = model.config.get_text_config()
-    token_ids = torch.arange(PROBE_TOKENS).unsqueeze(0) % config.vocab_size
-    own_logits = model(input_ids=token_ids, use_cache=False).logits
+    own_logits = model(input_ids=selfcheck.probe_token_ids(model), use_cache=False).logits
     model.set_attn_implementation(paged_attention.NAME)
-    probe = _probe(model, token_ids)
+    probe = _probe(model)
     num_layers, num_kv_heads, head_dim = probe.geometry(config.num_hidden_layers)
     loaded = LoadedModel(
         model=model,
+        attention=tuple(probe.params[layer] for layer in range(num_layers)),
         num_layers=num_layers,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -88,7 +87,15 @@ def vet_model(model: PreTrainedModel) -> LoadedModel:
         eos_token_ids=_eos_token_ids(model),
         fingerprint=_fingerprint(model),
     )
-    _compare(loaded, token_ids, own_logits)
+    layout = loaded.layout(
+        block_size=selfcheck.PROBE_TOKENS, dtype=str(loaded.model.dtype).removeprefix("torch.")
+    )
+    selfcheck.check_equal(
+        selfcheck.paged_logits(model, layout, ReferenceAttention),
+        own_logits,
+        tolerance=1e-3 if model.dtype is torch.float32 else 5e-2,
+        what=f"paged attention in {type(model).__name__} does something we do not know and",
+    )
     return loaded
 
 
@@ -115,22 +122,21 @@ class _Probe:
 
     def __init__(self) -> None:
         self.shapes: list[tuple[int, int]] = []
-        self.layers: list[int] = []
+        self.params: dict[int, AttentionParams] = {}
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams
     ) -> Tensor:
-        _check_options(options)
         if key.shape != value.shape:
             raise UnsupportedModel(f"keys {tuple(key.shape)} and values {tuple(value.shape)} differ in shape")
-        self.layers.append(layer_index(module))
         self.shapes.append((key.shape[1], key.shape[2]))
+        self.params[layer] = params
         return torch.zeros_like(query)
 
     def geometry(self, num_layers: int) -> tuple[int, int, int]:
-        if sorted(self.layers) != list(range(num_layers)):
+        if sorted(self.params) != list(range(num_layers)) or len(self.shapes) != num_layers:
             raise UnsupportedModel(
-                f"attention ran in layers {sorted(self.layers)} of {num_layers}: "
+                f"attention ran {len(self.shapes)} times, in layers {sorted(self.params)} of {num_layers}: "
                 "layers that keep other state (recurrent, cross-attention, shared KV) are not supported"
             )
         if len(set(self.shapes)) != 1:
@@ -138,77 +144,15 @@ class _Probe:
         return num_layers, *self.shapes[0]
 
 
-def layer_index(module: nn.Module) -> int:
-    index = module.layer_idx
-    assert isinstance(index, int), f"{type(module).__name__} does not know its layer"
-    return index
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    """An argument we do not know may change the mathematics (attention sinks, position biases)."""
-    known = {"position_ids", "cache_position", "position_embeddings"}
-    unknown = [name for name, value in options.items() if isinstance(value, Tensor) and name not in known]
-    if unknown:
-        raise UnsupportedModel(f"attention takes {', '.join(unknown)}, which pdserve does not support")
-
-
-def _probe(model: PreTrainedModel, token_ids: Tensor) -> _Probe:
+def _probe(model: PreTrainedModel) -> _Probe:
     probe = _Probe()
     try:
-        model(input_ids=token_ids, position_ids=_positions(token_ids), use_cache=False, paged_batch=probe)
+        selfcheck.run_probe(model, probe)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise UnsupportedModel(
             f"{type(model).__name__} does not go through transformers' attention interface: {error}"
         ) from error
     return probe
-
-
-class _ProbeBatch:
-    """The probe prompt in a pool of its own, through the reference attention."""
-
-    def __init__(self, storage: KVStorage) -> None:
-        self._storage = storage
-        self._slots = torch.arange(PROBE_TOKENS)
-        self._row = Row(0, PROBE_TOKENS, PROBE_TOKENS, torch.tensor([0]))
-
-    def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
-    ) -> Tensor:
-        layer = layer_index(module)
-        self._storage.write(layer, key, value, self._slots)
-        return ReferenceAttention().attend(
-            query, [self._row], self._storage, layer, attention_params(options, query.shape[-1])
-        )
-
-
-def attention_params(options: dict[str, Any], head_dim: int) -> AttentionParams:
-    """What a layer told the attention interface; ``scaling`` None is the usual 1/√head_dim."""
-    scale = options.get("scaling")
-    return AttentionParams(
-        scale=head_dim**-0.5 if scale is None else scale,
-        window=options.get("sliding_window"),
-        softcap=options.get("softcap"),
-    )
-
-
-def _compare(loaded: LoadedModel, token_ids: Tensor, own_logits: Tensor) -> None:
-    dtype = str(loaded.model.dtype).removeprefix("torch.")
-    storage = KVStorage(loaded.layout(block_size=PROBE_TOKENS, dtype=dtype), num_blocks=1)
-    batch = _ProbeBatch(storage)
-    logits = loaded.model(
-        input_ids=token_ids, position_ids=_positions(token_ids), use_cache=False, paged_batch=batch
-    ).logits
-    tolerance = 1e-3 if loaded.model.dtype is torch.float32 else 5e-2
-    difference = (logits - own_logits).abs().max() / own_logits.abs().max().clamp(min=1e-6)
-    if not difference <= tolerance:
-        raise UnsupportedModel(
-            f"paged attention gives other logits than {type(loaded.model).__name__}'s own "
-            f"(relative difference {difference:.2g}): its attention does something we do not know"
-        )
-
-
-def _positions(token_ids: Tensor) -> Tensor:
-    return torch.arange(token_ids.shape[1]).unsqueeze(0)
 
 
 def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:

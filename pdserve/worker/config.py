@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, SecretStr
 
 from pdserve.config import ProgramSettings
-from pdserve.engine.config import EngineConfig
+from pdserve.engine.config import EngineConfig, KVCacheDtype, WeightDtype
 
 
 class WorkerSettings(ProgramSettings):
@@ -21,6 +21,12 @@ class WorkerSettings(ProgramSettings):
     block_size: int = Field(16, ge=1, le=1024, description="tokens per KV block")
     num_blocks: int | None = Field(None, ge=2, description="KV blocks; overrides kv_cache_bytes")
     kv_cache_bytes: int = Field(1 << 30, ge=1, description="memory for the KV cache")
+    kv_cache_dtype: KVCacheDtype = Field(
+        "auto", description="KV as stored: auto (nothing is rounded), fp32, fp16, bf16 or int8"
+    )
+    weight_dtype: WeightDtype = Field(
+        "fp16", description="weights as packed for the CPU: fp16, fp32, int8, or model (left alone)"
+    )
     max_num_seqs: int = Field(64, ge=1, description="most sequences that run at once")
     max_num_batched_tokens: int = Field(512, ge=1, description="most tokens in one step")
     max_context_tokens: int | None = Field(None, ge=2, description="limit below the model's own")
@@ -45,4 +51,6 @@ class WorkerSettings(ProgramSettings):
             max_context_tokens=self.max_context_tokens,
             enable_prefix_cache=self.enable_prefix_cache,
             num_threads=self.threads,
+            weight_dtype=self.weight_dtype,
+            kv_cache_dtype=self.kv_cache_dtype,
         )

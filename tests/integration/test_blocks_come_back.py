@@ -2,11 +2,13 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 
 import pytest
 from transformers import PreTrainedModel
 
+from pdserve.engine.sequence import Sequence
 from pdserve.transfer.stream import ByteStream
 from pdserve_prefill.service import PrefillService
 from tests.support.cluster import Cluster, Running, open_cluster
@@ -36,7 +38,7 @@ class StalledStream:
         self._inner = inner
         self._left = num_bytes
 
-    def send_some(self, views: Sequence[memoryview], wait_s: float) -> int:
+    def send_some(self, views: SequenceOf[memoryview], wait_s: float) -> int:
         if self._left <= 0:
             threading.Event().wait(wait_s)
             return 0
@@ -45,7 +47,7 @@ class StalledStream:
         self._left -= sent
         return sent
 
-    def receive_some(self, views: Sequence[memoryview], wait_s: float) -> int:
+    def receive_some(self, views: SequenceOf[memoryview], wait_s: float) -> int:
         return self._inner.receive_some(views, wait_s)
 
     def close(self) -> None:
@@ -56,12 +58,14 @@ class StalledStream:
 
 
 def queued(cluster: Cluster) -> tuple[Running, Callable[[], None]]:
-    """Waiting in the router because decode is full of others."""
-    hogs = [cluster.start([3 + i, *PROMPT], LONG) for i in range(8)]
-    eventually(lambda: sum(len(hog.progress.output_token_ids) > 2 for hog in hogs) >= 2)
+    """Waiting in the router because another's reservation takes up decode."""
+    decode = cluster.decode[0]
+    engine, loop = decode.built.engine, decode.service.engine_loop
+    num_tokens = (decode.stats.num_usable_blocks - 1) * decode.built.storage.layout.block_size
+    assert loop.call(lambda: engine.hold(Sequence("other", [3] * num_tokens, greedy(1)))).result(5.0)
     running = cluster.start(PROMPT, LONG)
     eventually(lambda: cluster.generation._admission.num_waiting > 0)
-    return running, cluster.cancel_all
+    return running, lambda: loop.post(lambda: engine.abort("other"))
 
 
 def reserved(cluster: Cluster) -> tuple[Running, Callable[[], None]]:

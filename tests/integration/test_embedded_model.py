@@ -35,7 +35,7 @@ def test_the_weights_are_the_dequantized_ones(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     for ours, theirs in [("mlp.down_proj", "ffn_down"), ("self_attn.v_proj", "attn_v")]:
         tensor = stored[f"blk.3.{theirs}.weight"]
-        expected = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type))
+        expected = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type)).half()
         assert torch.equal(weights[f"model.layers.3.{ours}.weight"], expected)
 
 

@@ -50,10 +50,12 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 
 
 def tiny_model(name: str, *, seed: int = 0) -> PreTrainedModel:
+    """Its weights are exact in fp16, as the CPU kernels pack them: only their arithmetic can differ."""
     torch.manual_seed(seed)
     config = CONFIGS[name]()
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
         config, attn_implementation="eager", dtype=torch.float32
     )
+    model.half().float()
     model.eval()
     return model

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from pdserve.kvcache.storage import KVStorage
+Ints = NDArray[np.int64]
 
 
-@dataclass(slots=True)
-class Row:
-    """One sequence's part of a packed batch.
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The sequences of a packed batch, one row each.
 
-    Its queries are the last ``num_queries`` of ``num_context`` tokens, whose KV is in the
-    blocks of ``block_table`` (int64, at least as long as needed).
+    A row's queries are the last ``num_queries`` of its ``num_context`` tokens, whose KV is in the blocks of
+    ``block_tables[row]``; rows are padded with the null block.
     """
 
-    query_begin: int
-    num_queries: int
-    num_context: int
-    block_table: Tensor
+    query_begin: Ints  # [rows], index of the first query in the batch
+    num_queries: Ints  # [rows]
+    num_context: Ints  # [rows]
+    block_tables: Ints  # [rows, most blocks]
+    slot_mapping: Ints  # [tokens], each block * block_size + offset: where its KV goes
 
-    @property
-    def queries(self) -> slice:
-        return slice(self.query_begin, self.query_begin + self.num_queries)
+    def queries(self, row: int) -> slice:
+        begin = int(self.query_begin[row])
+        return slice(begin, begin + int(self.num_queries[row]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,10 @@ class AttentionParams:
 
 
 class AttentionBackend(Protocol):
-    def attend(
-        self, query: Tensor, rows: Sequence[Row], storage: KVStorage, layer: int, params: AttentionParams
-    ) -> Tensor:
-        """``query``: [tokens, heads, head_dim]; returns the same shape."""
+    """Made for one storage."""
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, rows: Rows) -> None:
+        """``keys``, ``values``: [tokens, kv_heads, head_dim]."""
+
+    def attend(self, layer: int, query: Tensor, rows: Rows, params: AttentionParams) -> Tensor:
+        """``query``: [tokens, heads, head_dim]; returns the same shape. Reads what ``write`` wrote."""

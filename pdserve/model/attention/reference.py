@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from pdserve.kvcache.storage import KVStorage
-from pdserve.model.attention.base import AttentionParams, Row
+from pdserve.model.attention.base import AttentionParams, Rows
 
 
 class ReferenceAttention:
-    def attend(
-        self, query: Tensor, rows: Sequence[Row], storage: KVStorage, layer: int, params: AttentionParams
-    ) -> Tensor:
+    def __init__(self, storage: KVStorage) -> None:
+        self._storage = storage
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, rows: Rows) -> None:
+        self._storage.write(layer, keys, values, torch.from_numpy(rows.slot_mapping))
+
+    def attend(self, layer: int, query: Tensor, rows: Rows, params: AttentionParams) -> Tensor:
         output = torch.empty_like(query)
-        for row in rows:
-            table = row.block_table[: storage.layout.num_blocks_for(row.num_context)]
+        for row, num_context in enumerate(rows.num_context.tolist()):
+            num_blocks = self._storage.layout.num_blocks_for(num_context)
+            table = torch.from_numpy(rows.block_tables[row, :num_blocks])
             keys, values = (
-                states.to(query.dtype) for states in storage.gather(layer, table, row.num_context)
+                states.to(query.dtype) for states in self._storage.gather(layer, table, num_context)
             )
-            output[row.queries] = attend_row(query[row.queries], keys, values, params)
+            queries = rows.queries(row)
+            output[queries] = attend_row(query[queries], keys, values, params)
         return output
 
 

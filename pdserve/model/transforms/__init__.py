@@ -1,0 +1,6 @@
+"""Makes a loaded model faster from outside; each change leaves what the model computes as it was.
+
+``packed_linear``  weights packed once for the CPU, any ``nn.Linear``
+``fused_layer``    a decoder layer of a known structure as a few kernel calls
+``apply``          which of them a model gets
+"""
