@@ -40,5 +40,15 @@ class Timeline:
         return [later - earlier for earlier, later in pairwise(times)]
 
     @property
+    def tpot_s(self) -> float | None:
+        times = self.token_times_s
+        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+
+    @property
+    def duration_s(self) -> float | None:
+        """To the last token that came."""
+        return self.token_times_s[-1] - self.received_s if self.token_times_s else None
+
+    @property
     def queue_s(self) -> float | None:
         return None if self.reserved_s is None else self.reserved_s - self.received_s

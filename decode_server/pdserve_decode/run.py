@@ -20,6 +20,7 @@ from pdserve.rpc.v1 import worker_pb2 as pb
 from pdserve.transfer import grpc_link, shm, tcp
 from pdserve.worker import program
 from pdserve.worker.identity import new_incarnation
+from pdserve.worker.metrics import shown
 from pdserve.worker.status import worker_identity
 from pdserve_decode.config import DecodeSettings
 from pdserve_decode.service import DecodeService
@@ -57,13 +58,16 @@ async def _serve(settings: DecodeSettings, secret: bytes, path: Path, built: Bui
     service.offer([way.endpoint for way in ways_in])
     service.engine_loop.start()
     try:
-        await program.serve(
-            server,
-            service,
-            SessionServer(service, secret=secret, lease_s=settings.lease_s),
-            drain_limit_s=settings.drain_limit_s,
-            on_serving=partial(program.announce, f"{settings.reachable_host}:{port}", settings.announce_fd),
-        )
+        with shown(service.metrics, settings.host, settings.metrics_port):
+            await program.serve(
+                server,
+                service,
+                SessionServer(service, secret=secret, lease_s=settings.lease_s),
+                drain_limit_s=settings.drain_limit_s,
+                on_serving=partial(
+                    program.announce, f"{settings.reachable_host}:{port}", settings.announce_fd
+                ),
+            )
     finally:
         for way in ways_in:
             way.close()

@@ -18,14 +18,18 @@ from pdserve.engine.engine import StepOutput
 from pdserve.engine.loop import EngineLoop
 from pdserve.engine.sequence import Sequence
 from pdserve.errors import ProtocolViolation, RequestError
+from pdserve.outcomes import OK, SEALED, abort_label
 from pdserve.rpc.session import RouterSession, failed
 from pdserve.rpc.ticket import verify_ticket
 from pdserve.rpc.v1 import worker_pb2 as pb
 from pdserve.transfer.hello import Hello
 from pdserve.transfer.landing import LandingPlan, LandingTable
-from pdserve.worker.directory import RequestDirectory, refused
+from pdserve.worker.directory import RequestDirectory
+from pdserve.worker.ledger import Ledger
+from pdserve.worker.metrics import WorkerMetrics
 from pdserve.worker.requests import sequence_from_proto
 from pdserve.worker.status import worker_status
+from pdserve_decode.metrics import LandingCollector
 from pdserve_decode.reservations import Grant, Reservations
 
 logger = logging.getLogger(__name__)
@@ -57,8 +61,7 @@ class DecodeService:
             decode_incarnation=identity.incarnation, drain_limit_s=DRAIN_LIMIT_S, clock=clock
         )
         self._endpoints: list[pb.Endpoint] = []
-        self._num_sealed = 0
-        self._num_aborted = 0
+        self._ledger = Ledger()
         self._num_quarantined_blocks = 0
         self.engine_loop = EngineLoop(
             built.engine, on_outputs=self.on_outputs, on_broken=on_broken, clock=clock
@@ -70,6 +73,8 @@ class DecodeService:
             on_sealed=self.on_sealed,
             on_aborted=self.on_aborted,
         )
+        self.metrics = WorkerMetrics(self.status, self._directory)
+        self.metrics.register(LandingCollector(self._ledger, self.landing))
 
     def offer(self, endpoints: list[pb.Endpoint]) -> None:
         """The ways in for KV, in order of preference; known once the listeners are bound."""
@@ -88,8 +93,8 @@ class DecodeService:
             num_quarantined_blocks=self._num_quarantined_blocks,
             is_draining=self._directory.is_draining,
             counters={
-                "handoffs_sealed": self._num_sealed,
-                "handoffs_aborted": self._num_aborted,
+                "handoffs_sealed": self._ledger.count(SEALED),
+                "handoffs_aborted": self._ledger.num_ended - self._ledger.count(SEALED),
                 "landed_bytes": self.landing.num_bytes,
                 **{f"dropped_{reason}": count for reason, count in self.landing.dropped().items()},
             },
@@ -135,14 +140,14 @@ class DecodeService:
         self.engine_loop.post(partial(self._accept, accept, sequence))
 
     def _release_later(self, request_id: str, reason: str) -> None:
-        if self._directory.discard(request_id):
+        if self._directory.discard(request_id, reason):
             self.engine_loop.post(partial(self._release, request_id, reason))
 
     def _deliver(self, outputs: list[StepOutput]) -> None:
         self._directory.deliver(outputs)
         for output in outputs:
             if output.finish_reason:
-                self._directory.discard(output.seq_id)
+                self._directory.discard(output.seq_id, OK)
 
     # --------------------------------------------------------- engine thread
 
@@ -160,9 +165,12 @@ class DecodeService:
 
     def _reserve(self, sequence: Sequence) -> None:
         if not self._engine.hold(sequence):
-            self._send_last(sequence.seq_id, refused(sequence.seq_id, "no_free_blocks"))
+            self._event_loop.call_soon_threadsafe(
+                self._directory.send_refusal, sequence.seq_id, "no_free_blocks"
+            )
             return
         grant = self._reservations.grant(sequence.seq_id, num_blocks=len(sequence.block_table))
+        self._ledger.begin()
         self.landing.expect(
             LandingPlan(
                 request_id=grant.request_id,
@@ -195,7 +203,7 @@ class DecodeService:
         grant = self._reservations.seal(reservation_id)
         if grant is None:
             return
-        self._num_sealed += 1
+        self._ledger.end(SEALED)
         self._engine.adopt(grant.request_id, first_token_id)
 
     def _aborted(self, reservation_id: int, reason: str) -> None:
@@ -203,7 +211,7 @@ class DecodeService:
         if grant is None:
             return
         logger.warning("handoff_aborted request_id=%s reason=%s", grant.request_id, reason)
-        self._drain(grant)
+        self._drain(grant, reason)
         report = pb.HandoffReport(request_id=grant.request_id, sealed=False, abort_reason=reason)
         self._send_last(grant.request_id, pb.FromWorker(handoff=report))
 
@@ -214,10 +222,10 @@ class DecodeService:
             self._engine.abort(request_id)
             return
         self._reservations.drain(grant.reservation_id)
-        self._drain(grant)
+        self._drain(grant, reason)
 
-    def _drain(self, grant: Grant) -> None:
-        self._num_aborted += 1
+    def _drain(self, grant: Grant, reason: str) -> None:
+        self._ledger.end(abort_label(reason))
         quiet = partial(self.engine_loop.post, partial(self._quiet, grant.reservation_id))
         self.landing.withdraw(grant.reservation_id, on_quiet=quiet)
         self._event_loop.call_soon_threadsafe(

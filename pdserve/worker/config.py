@@ -12,6 +12,9 @@ class WorkerSettings(ProgramSettings):
     model: str | None = Field(None, description="model folder or hub id; without it the embedded model")
     host: str = Field("127.0.0.1", description="address to listen on; routers and peers must reach it")
     port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 takes a free one")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="HTTP port for Prometheus on the same address; 0 takes a free one"
+    )
     advertise_host: str | None = Field(None, description="name or address that others reach this worker by")
     announce_fd: int | None = Field(
         None, description="file descriptor to write the bound address to, as JSON"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 
 from pdserve.engine.engine import StepOutput
 from pdserve.errors import ProtocolViolation
 from pdserve.rpc.session import RouterSession, failed
 from pdserve.rpc.v1 import worker_pb2 as pb
+from pdserve.worker.ledger import Ledger
 
 RETRY_AFTER_MS = 250
 
@@ -21,13 +23,22 @@ class RequestDirectory:
         self._sessions: dict[str, RouterSession] = {}
         self._emptied = asyncio.Event()
         self.is_draining = False
+        self.requests = Ledger()
+        self._refusals: Counter[str] = Counter()
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        """Requests that were not taken, by reason."""
+        return dict(self._refusals)
 
     def refuse(self, request_id: str, session: RouterSession) -> bool:
         """Tells the router when no more are taken now."""
         is_full = len(self._sessions) >= self._max_num_requests
         if not self.is_draining and not is_full:
             return False
-        session.send(refused(request_id, "draining" if self.is_draining else "too_many_requests"))
+        reason = "draining" if self.is_draining else "too_many_requests"
+        self._refusals[reason] += 1
+        session.send(refused(request_id, reason))
         return True
 
     async def wait_empty(self) -> None:
@@ -46,10 +57,13 @@ class RequestDirectory:
         if request_id in self._sessions:
             raise ProtocolViolation(f"request {request_id} is live already")
         self._sessions[request_id] = session
+        self.requests.begin()
 
-    def discard(self, request_id: str) -> bool:
-        """Whether it was live."""
+    def discard(self, request_id: str, reason: str) -> bool:
+        """Whether it was live; ``reason`` is how it ended, see ``pdserve.outcomes``."""
         was_live = self._sessions.pop(request_id, None) is not None
+        if was_live:
+            self.requests.end(reason)
         if not self._sessions:
             self._emptied.set()
         return was_live
@@ -58,7 +72,7 @@ class RequestDirectory:
         """The ids of the requests that lose their owner."""
         orphans = [request_id for request_id, owner in self._sessions.items() if owner is session]
         for request_id in orphans:
-            self.discard(request_id)
+            self.discard(request_id, "session_ended")
         return orphans
 
     def send(self, request_id: str, message: pb.FromWorker) -> None:
@@ -68,7 +82,13 @@ class RequestDirectory:
 
     def send_last(self, request_id: str, message: pb.FromWorker) -> None:
         self.send(request_id, message)
-        self.discard(request_id)
+        self.discard(request_id, _last_reason(message))
+
+    def send_refusal(self, request_id: str, reason: str) -> None:
+        """For a request that was taken on and then found no room."""
+        self._refusals[reason] += 1
+        self.send(request_id, refused(request_id, reason))
+        self.discard(request_id, "overloaded")
 
     def deliver(self, outputs: Iterable[StepOutput]) -> None:
         """One TokenBatch per session for all that moved in a step."""
@@ -89,6 +109,11 @@ def refused(request_id: str, reason: str) -> pb.FromWorker:
     return pb.FromWorker(
         refused=pb.Refused(request_id=request_id, reason=reason, retry_after_ms=RETRY_AFTER_MS)
     )
+
+
+def _last_reason(message: pb.FromWorker) -> str:
+    """How a request ends with this message."""
+    return message.failed.error if message.HasField("failed") else message.handoff.abort_reason
 
 
 def _tokens(output: StepOutput) -> pb.SequenceTokens:

@@ -16,16 +16,20 @@ from pdserve.engine.build import BuiltEngine
 from pdserve.engine.engine import LayerWritten, StepOutput
 from pdserve.engine.loop import EngineLoop
 from pdserve.engine.sequence import Sequence
-from pdserve.errors import ProtocolViolation, RequestError
+from pdserve.errors import EngineFailure, ProtocolViolation, RequestError
+from pdserve.outcomes import OK, SEALED, abort_label
 from pdserve.rpc.session import RouterSession, failed
 from pdserve.rpc.v1 import worker_pb2 as pb
 from pdserve.transfer.hello import Hello
 from pdserve.transfer.outbox import Connect, Outbox
 from pdserve.transfer.push import HandoffOutcome
 from pdserve.worker.directory import RequestDirectory
+from pdserve.worker.ledger import Ledger
+from pdserve.worker.metrics import WorkerMetrics
 from pdserve.worker.requests import sequence_from_proto
 from pdserve.worker.status import worker_status
 from pdserve_prefill.handoffs import Handoff
+from pdserve_prefill.metrics import TransferMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +54,9 @@ class PrefillService:
         self._clock = clock
         self._directory = RequestDirectory(max_num_requests=max_num_requests)
         self._handoffs: dict[str, Handoff] = {}
-        self._num_sealed = 0
-        self._num_aborted = 0
+        self._ledger = Ledger()
         self._num_pushed_bytes = 0
+        self._transfers = TransferMetrics(self._ledger)
         self.engine_loop = EngineLoop(
             built.engine, on_outputs=self.on_outputs, on_broken=on_broken, clock=clock
         )
@@ -62,6 +66,8 @@ class PrefillService:
             connectors=connectors,
             clock=clock,
         )
+        self.metrics = WorkerMetrics(self.status, self._directory)
+        self.metrics.register(self._transfers)
         built.engine.on_layer_written = self.on_layer_written
 
     # ------------------------------------------------------------ event loop
@@ -77,8 +83,8 @@ class PrefillService:
             num_quarantined_blocks=0,
             is_draining=self._directory.is_draining,
             counters={
-                "handoffs_sealed": self._num_sealed,
-                "handoffs_aborted": self._num_aborted,
+                "handoffs_sealed": self._ledger.count(SEALED),
+                "handoffs_aborted": self._ledger.num_ended - self._ledger.count(SEALED),
                 "pushed_bytes": self._num_pushed_bytes,
             },
         )
@@ -117,13 +123,13 @@ class PrefillService:
         self.engine_loop.post(partial(self._accept, sequence, handoff))
 
     def _release_later(self, request_id: str, reason: str) -> None:
-        if self._directory.discard(request_id):
+        if self._directory.discard(request_id, reason):
             self.engine_loop.post(partial(self._release, request_id, reason))
 
     def _deliver(self, outputs: list[StepOutput], final: set[str]) -> None:
         self._directory.deliver(outputs)
         for request_id in final:
-            self._directory.discard(request_id)
+            self._directory.discard(request_id, OK)
 
     # --------------------------------------------------------- engine thread
 
@@ -156,6 +162,7 @@ class PrefillService:
         handoff.first_token_s = self._clock.now_s()
         if not handoff.is_open:  # the step failed before its first layer
             del self._handoffs[output.seq_id]
+            self._ledger.end(EngineFailure.label)
         elif output.error is not None:
             self.outbox.abort(output.seq_id, output.error.label)
         elif output.finish_reason:
@@ -171,6 +178,7 @@ class PrefillService:
             return
         if handoff is not None:
             self._handoffs[sequence.seq_id] = handoff
+            self._ledger.begin()
 
     def _release(self, request_id: str, reason: str) -> None:
         logger.info("released request_id=%s reason=%s", request_id, reason)
@@ -178,15 +186,16 @@ class PrefillService:
         if handoff is not None and handoff.is_open:
             self.outbox.abort(request_id, reason)  # the blocks follow when it is done with them
             return
-        self._handoffs.pop(request_id, None)
+        if self._handoffs.pop(request_id, None) is not None:
+            self._ledger.end(abort_label(reason))
         self._engine.abort(request_id)
 
     def _handed_off(self, outcome: HandoffOutcome) -> None:
         handoff = self._handoffs.pop(outcome.request_id)
         self._engine.abort(outcome.request_id)
-        self._num_sealed += outcome.sealed
-        self._num_aborted += not outcome.sealed
+        self._ledger.end(SEALED if outcome.sealed else abort_label(outcome.reason))
         self._num_pushed_bytes += outcome.num_bytes
+        self._transfers.handed_off(outcome, handoff)
         if not outcome.sealed and outcome.reason != "finished":
             logger.warning("handoff_aborted request_id=%s reason=%s", outcome.request_id, outcome.reason)
         report = pb.FromWorker(handoff=handoff.report(outcome))

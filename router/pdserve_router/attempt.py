@@ -45,12 +45,21 @@ class Progress:
 
     output_token_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int | None = None
-    handoff: pb.HandoffReport | None = None
+    handoffs: list[pb.HandoffReport] = field(default_factory=list)
     num_attempts: int = 0
-    num_failures: int = 0
+    failure_labels: list[str] = field(default_factory=list)  # of attempts, as in ``pdserve.errors``
     num_fallbacks: int = 0  # to decode alone, where prefill workers are configured
     first_refused_s: float | None = None
     failed: set[str] = field(default_factory=set)
+
+    @property
+    def handoff(self) -> pb.HandoffReport | None:
+        """The last, which is the only one unless attempts failed."""
+        return self.handoffs[-1] if self.handoffs else None
+
+    @property
+    def num_failures(self) -> int:
+        return len(self.failure_labels)
 
 
 class AttemptFailed(Exception):
@@ -161,7 +170,7 @@ class Attempt:
     def _reported(self, worker: WorkerClient, report: pb.HandoffReport) -> None:
         """Nothing of the request remains on this worker."""
         if worker is self._prefill:
-            self._progress.handoff = report
+            self._progress.handoffs.append(report)
         worker.close(self.request_id)
         if report.sealed:
             self._is_handed_off = True

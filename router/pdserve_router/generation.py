@@ -72,7 +72,7 @@ class Generation:
 
     def _note_failure(self, failure: AttemptFailed, request: SequenceRequest, progress: Progress) -> None:
         """Raises what the client is told when this was the last attempt."""
-        progress.num_failures += 1
+        progress.failure_labels.append(failure.error.label)
         if failure.worker is not None:
             progress.failed.add(failure.worker.address)
         logger.warning(
