@@ -6,6 +6,7 @@ from pydantic import Field, SecretStr
 
 from pdserve.config import ProgramSettings
 from pdserve.engine.config import EngineConfig, KVCacheDtype, WeightDtype
+from pdserve.worker.own_address import reachable_host
 
 
 class WorkerSettings(ProgramSettings):
@@ -15,7 +16,9 @@ class WorkerSettings(ProgramSettings):
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="HTTP port for Prometheus on the same address; 0 takes a free one"
     )
-    advertise_host: str | None = Field(None, description="name or address that others reach this worker by")
+    advertise_host: str | None = Field(
+        None, description="name or address that others reach this worker by; its own address if not given"
+    )
     announce_fd: int | None = Field(
         None, description="file descriptor to write the bound address to, as JSON"
     )
@@ -41,7 +44,8 @@ class WorkerSettings(ProgramSettings):
 
     @property
     def reachable_host(self) -> str:
-        return self.advertise_host or self.host
+        """Raises ``ConfigError`` when it is not set and cannot be told."""
+        return reachable_host(self.host, self.advertise_host)
 
     def engine_config(self, *, prefill_chunk_tokens: int) -> EngineConfig:
         return EngineConfig(

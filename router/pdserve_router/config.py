@@ -24,9 +24,12 @@ class RouterSettings(ProgramSettings):
     )
     secret: SecretStr | None = Field(None, description="shared by all parts")
     prefill_workers: CommaSeparated = Field(
-        [], description="host:port, separated by commas; none = aggregated"
+        [],
+        description="host:port, separated by commas; a name stands for all its addresses; none = aggregated",
     )
-    decode_workers: CommaSeparated = Field([], description="host:port, separated by commas")
+    decode_workers: CommaSeparated = Field(
+        [], description="host:port, separated by commas; a name stands for all its addresses"
+    )
     api_keys: CommaSeparated = Field([], description="accepted bearer keys; none = open")
     max_body_bytes: int = Field(10 << 20, ge=1, description="largest request body")
     max_queue: int = Field(256, ge=0, description="most requests that wait for room on the workers")

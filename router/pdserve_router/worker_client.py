@@ -88,6 +88,11 @@ class WorkerClient:
         return self._status
 
     @property
+    def incarnation(self) -> int:
+        """Which process it is; 0 while not attached."""
+        return self._status.identity.incarnation if self._status is not None else 0
+
+    @property
     def is_ready(self) -> bool:
         status = self._status
         return status is not None and not status.draining and status.last_step_age_s < STUCK_LIMIT_S

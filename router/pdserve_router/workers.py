@@ -8,29 +8,37 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from pdserve.rpc.v1 import worker_pb2 as pb
 from pdserve_router.policy import Load, decode_order, prefill_order
+from pdserve_router.pool import Pool
+from pdserve_router.resolve import Resolve, resolve
 from pdserve_router.worker_client import WorkerClient
 
 
 class Workers:
-    def __init__(self, *, prefill: Sequence[str], decode: Sequence[str], secret: bytes) -> None:
+    def __init__(
+        self, *, prefill: Sequence[str], decode: Sequence[str], secret: bytes, resolve: Resolve = resolve
+    ) -> None:
+        """``prefill`` and ``decode``: see ``resolve``. Raises ``ConfigError`` for what is no target."""
         self.secret = secret
         self.router_id = secrets.token_hex(8)
         self._changed = asyncio.Event()
         self._out_since_s: float | None = None
-        self.prefill = [self._client(address, pb.WORKER_ROLE_PREFILL) for address in prefill]
-        self.decode = [self._client(address, pb.WORKER_ROLE_DECODE) for address in decode]
+        self.prefill = self._pool(prefill, pb.WORKER_ROLE_PREFILL, resolve)
+        self.decode = self._pool(decode, pb.WORKER_ROLE_DECODE, resolve)
 
-    def _client(self, address: str, role: pb.WorkerRole) -> WorkerClient:
-        return WorkerClient(
-            address, role=role, router_id=self.router_id, secret=self.secret, on_change=self._notify
-        )
+    def _pool(self, targets: Sequence[str], role: pb.WorkerRole, resolve: Resolve) -> Pool:
+        def new_client(address: str) -> WorkerClient:
+            return WorkerClient(
+                address, role=role, router_id=self.router_id, secret=self.secret, on_change=self._notify
+            )
+
+        return Pool(targets, new_client=new_client, resolve=resolve)
 
     async def run(self) -> None:
         """Keeps a session with each for as long as the task lives."""
         self._notify()
         async with asyncio.TaskGroup() as tasks:
-            for client in (*self.prefill, *self.decode):
-                tasks.create_task(client.run())
+            for pool in (self.prefill, self.decode):
+                tasks.create_task(pool.run())
 
     def ready_decode(self, failed: Collection[str]) -> list[WorkerClient]:
         """In the order to ask them. ``failed``: addresses that have failed this request."""
@@ -79,12 +87,18 @@ class Workers:
 
 
 def _ordered(
-    clients: Sequence[WorkerClient],
+    clients: Iterable[WorkerClient],
     order: Callable[[Iterable[Load]], list[str]],
     failed: Collection[str],
 ) -> list[WorkerClient]:
-    by_address = {client.address: client for client in clients}
-    return [by_address[address] for address in order(_loads(clients, failed))]
+    by_address = {client.address: client for client in _distinct(clients)}
+    return [by_address[address] for address in order(_loads(by_address.values(), failed))]
+
+
+def _distinct(clients: Iterable[WorkerClient]) -> Iterable[WorkerClient]:
+    """Each worker that can be asked once, under however many addresses it is known."""
+    ready = [client for client in clients if client.is_ready]
+    return {client.incarnation: client for client in reversed(ready)}.values()
 
 
 def _loads(clients: Iterable[WorkerClient], failed: Collection[str]) -> list[Load]:
@@ -101,10 +115,11 @@ def _loads(clients: Iterable[WorkerClient], failed: Collection[str]) -> list[Loa
     ]
 
 
-def _states(clients: Sequence[WorkerClient]) -> str:
-    if not clients:
+def _states(pool: Pool) -> str:
+    if not pool:
         return "none is configured"
-    return "; ".join(
+    states = [
         f"{client.address} is draining" if client.status else f"{client.address}: {client.problem}"
-        for client in clients
-    )
+        for client in pool
+    ]
+    return "; ".join([*states, *(f"{target} has no address" for target in pool.nameless)])
