@@ -13,6 +13,7 @@ from pdserve.engine.engine import Engine
 from pdserve.engine.runner import ModelRunner
 from pdserve.engine.sampler import Sampler
 from pdserve.engine.scheduler import Scheduler, SchedulerLimits
+from pdserve.engine.warm_up import warm_up
 from pdserve.errors import ConfigError
 from pdserve.kvcache.block_pool import BlockPool
 from pdserve.kvcache.storage import KVStorage
@@ -80,6 +81,7 @@ def assemble(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
         backend=cpu_attention(storage, threads),
         sampler=Sampler(loaded.eos_token_ids),
     )
+    warm_up(runner, layout)
     engine = Engine(
         scheduler=Scheduler(pool, limits),
         pool=pool,

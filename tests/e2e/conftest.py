@@ -12,7 +12,8 @@ from tests.support.tiny_models import tiny_model
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model_folder(tiny_model("llama"), tmp_path_factory.mktemp("models") / "tiny")
+    model = tiny_model("llama", max_context_tokens=4096)  # so that a request can outlast any fault
+    return save_model_folder(model, tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="session")

@@ -95,7 +95,7 @@ def test_a_request_over_its_time_limit_is_ended_and_frees_both_workers(
     model_folder: Path, tmp_path: Path
 ) -> None:
     with open_processes(model_folder, tmp_path, router_flags=("--request-limit-s", "0.3")) as own:
-        response = own.complete(PROMPT, max_tokens=480, ignore_eos=True)
+        response = own.complete(PROMPT, max_tokens=4000, ignore_eos=True)
         assert response.status_code == 504
         assert response.json()["error"]["code"] == "deadline_exceeded"
         own.assert_blocks_come_back()

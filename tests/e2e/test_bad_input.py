@@ -19,7 +19,7 @@ CASES: dict[str, tuple[dict[str, Any] | str, int, str]] = {
     "wrong type": ({"max_tokens": "many"}, 400, "max_tokens"),
     "unknown model": ({"model": "gpt-9"}, 404, "gpt-9"),
     "no model": ({"model": None}, 400, "model"),
-    "too long": ({"prompt": text_of([5] * 600)}, 400, "600 tokens, the context 512"),
+    "too long": ({"prompt": text_of([5] * 4200)}, 400, "4200 tokens, the context 4096"),
     "outside the vocabulary": ({"prompt": [5, VOCAB_SIZE]}, 400, f"token id {VOCAB_SIZE}"),
     "negative token id": ({"prompt": [-1]}, 400, "-1"),
     "a boolean as token id": ({"prompt": [True]}, 400, "prompt"),

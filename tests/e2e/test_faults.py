@@ -16,7 +16,8 @@ from tests.support.processes import Processes, eventually, open_processes
 pytestmark = pytest.mark.e2e
 
 PROMPT = " ".join(f"t{5 + index * 7 % 200}" for index in range(60))
-LONG = {"max_tokens": 440, "ignore_eos": True}
+LONG = {"max_tokens": 1500, "ignore_eos": True}  # about a second
+ENDLESS = {"max_tokens": 4000, "ignore_eos": True}  # outlasts what is done to it
 ERROR_LIMIT_S = 2.0
 
 
@@ -110,7 +111,7 @@ def test_with_a_second_decode_worker_the_stream_goes_on_where_it_was(
 
 
 def test_a_client_that_leaves_frees_both_workers(own: Processes) -> None:
-    body = {"model": own.model.name, "prompt": PROMPT, "stream": True, **LONG}
+    body = {"model": own.model.name, "prompt": PROMPT, "stream": True, **ENDLESS}
     with httpx.stream("POST", f"{own.url}/v1/completions", json=body) as response:
         next(response.iter_lines())
     own.assert_blocks_come_back()
@@ -133,7 +134,7 @@ def test_a_killed_router_frees_both_workers(own: Processes) -> None:
 
 def _ignore_errors(own: Processes) -> None:
     try:
-        own.complete(PROMPT, **LONG)
+        own.complete(PROMPT, **ENDLESS)
     except httpx.TransportError:
         return
 

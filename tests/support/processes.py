@@ -119,7 +119,7 @@ def open_processes(
     model: Path, logs: Path, *, num_prefill: int = 1, num_decode: int = 1, router_flags: tuple[str, ...] = ()
 ) -> Iterator[Processes]:
     def worker(role: str, index: int) -> Program:
-        flags = ["--model", str(model), "--num-blocks", "200", "--block-size", "8"]
+        flags = ["--model", str(model), "--num-blocks", "600", "--block-size", "8"]
         return Program(f"pdserve_{role}", flags, free_port(), logs / f"{role}-{index}.log")
 
     prefill = [worker("prefill", index) for index in range(num_prefill)]

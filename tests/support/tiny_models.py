@@ -29,7 +29,6 @@ COMMON: dict[str, Any] = {
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
     "initializer_range": 0.35,
     "eos_token_id": EOS_TOKEN_ID,
     "bos_token_id": 1,
@@ -49,10 +48,11 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 }
 
 
-def tiny_model(name: str, *, seed: int = 0) -> PreTrainedModel:
+def tiny_model(name: str, *, seed: int = 0, max_context_tokens: int = 512) -> PreTrainedModel:
     """Its weights are exact in fp16, as the CPU kernels pack them: only their arithmetic can differ."""
     torch.manual_seed(seed)
     config = CONFIGS[name]()
+    config.max_position_embeddings = max_context_tokens
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
         config, attn_implementation="eager", dtype=torch.float32
     )
