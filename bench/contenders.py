@@ -1,0 +1,226 @@
+"""Engines to compare, each in a process of its own, told what to run by lines of JSON on its input.
+
+``python -m bench.contenders IMPL THREADS`` loads the embedded model, answers ``{"ready": {...}}`` and
+then one line for each command:
+
+    {"run": "decode", "batch": 8, "context": 512, "steps": 16}   -> {"step_s": [...]}
+    {"run": "prefill", "num_tokens": 512}                        -> {"seconds": 1.2}
+
+A decode step is one token for every sequence of the batch. Its context's KV is there before the clock
+starts.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from abc import ABC, abstractmethod
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from pdserve.model.embedded import embedded_model_path
+
+CB_BLOCK_SIZE = 32
+VOCABULARY = range(1000, 40_000)
+
+
+class Contender(ABC):
+    """What a child process measures."""
+
+    @abstractmethod
+    def decode(self, *, batch: int, context: int, steps: int) -> list[float]:
+        """Seconds of each of ``steps`` steps."""
+
+    @abstractmethod
+    def prefill(self, num_tokens: int) -> float:
+        """Seconds from the prompt to the first token."""
+
+    def facts(self) -> dict[str, int]:
+        """About the model, for the roofs."""
+        return {}
+
+
+class Pdserve(Contender):
+    """The engine as a worker runs it, without the worker."""
+
+    def __init__(self, num_threads: int, kv_cache_dtype: str = "auto") -> None:
+        from pdserve.engine.build import assemble
+        from pdserve.engine.config import EngineConfig
+        from pdserve.model.loader import load_model
+
+        loaded = load_model(embedded_model_path())
+        self._facts = {
+            "num_parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+            "attention_width": loaded.model.config.hidden_size * loaded.num_layers,
+        }
+        self._built = assemble(
+            loaded,
+            EngineConfig(
+                kv_cache_bytes=4 << 30,
+                num_threads=num_threads,
+                enable_prefix_cache=False,
+                kv_cache_dtype=kv_cache_dtype,  # type: ignore[arg-type]
+            ),
+        )
+        for pool in (*self._built.storage.k, *self._built.storage.v):
+            pool.copy_(torch.randn(pool.shape[1:]).to(pool.dtype))  # the same in each block
+        self._num_asked = 0
+
+    def facts(self) -> dict[str, int]:
+        layout = self._built.storage.layout
+        return {**self._facts, "kv_token_bytes": layout.token_bytes}
+
+    def decode(self, *, batch: int, context: int, steps: int) -> list[float]:
+        engine = self._built.engine
+        sequences = [self._sequence(context, steps + 2) for _ in range(batch)]
+        for sequence in sequences:
+            assert engine.hold(sequence), "the pool is too small"
+            engine.adopt(sequence.seq_id, 1000)
+        engine.step()
+        times = [self._timed_step() for _ in range(steps)]
+        for sequence in sequences:
+            engine.abort(sequence.seq_id)
+        return times
+
+    def prefill(self, num_tokens: int) -> float:
+        self._built.engine.add(self._sequence(num_tokens, 1))
+        seconds = 0.0
+        while self._built.engine.has_work:
+            seconds += self._timed_step()
+        return seconds
+
+    def _timed_step(self) -> float:
+        begin = time.perf_counter()
+        self._built.engine.step()
+        return time.perf_counter() - begin
+
+    def _sequence(self, num_tokens: int, max_tokens: int) -> Any:
+        from pdserve.engine.sequence import Sequence
+        from pdserve.sampling import SamplingParams
+
+        self._num_asked += 1
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        return Sequence(f"s{self._num_asked}", _prompt(num_tokens), params)
+
+
+class TransformersGenerate(Contender):
+    def __init__(self, num_threads: int) -> None:
+        torch.set_num_threads(num_threads)
+        self._model = _transformers_model()
+
+    def decode(self, *, batch: int, context: int, steps: int) -> list[float]:
+        return self._token_times(batch, context, steps + 2)[2:]
+
+    def prefill(self, num_tokens: int) -> float:
+        return self._token_times(1, num_tokens, 1)[0]
+
+    def _token_times(self, batch: int, context: int, num_tokens: int) -> list[float]:
+        """Seconds of each forward pass: generate asks its logits processors once after each."""
+        from transformers import LogitsProcessorList
+
+        moments = [time.perf_counter()]
+
+        def note(token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            del token_ids
+            moments.append(time.perf_counter())
+            return scores
+
+        prompts = torch.tensor([_prompt(context) for _ in range(batch)])
+        self._model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=False,
+            min_new_tokens=num_tokens,
+            max_new_tokens=num_tokens,
+            logits_processor=LogitsProcessorList([note]),
+        )
+        return [later - earlier for earlier, later in pairwise(moments)]
+
+
+class TransformersContinuousBatching(Contender):
+    def __init__(self, num_threads: int) -> None:
+        torch.set_num_threads(num_threads)
+        self._model = _transformers_model()
+
+    def decode(self, *, batch: int, context: int, steps: int) -> list[float]:
+        """Of the sequence that was last to begin: from there on, all are decoding."""
+        times = self._token_times([_prompt(context) for _ in range(batch)], steps + 2)
+        last = max(times, key=lambda own: own[0])
+        return [later - earlier for earlier, later in pairwise(last)][1:]
+
+    def prefill(self, num_tokens: int) -> float:
+        """Every run starts a manager of its own: what a prompt of one block takes is not counted."""
+        short, long = (self._first_token_s(length) for length in (16, num_tokens))
+        return long - short
+
+    def _first_token_s(self, num_tokens: int) -> float:
+        begin = time.perf_counter()
+        return self._token_times([_prompt(num_tokens)], 1)[0][0] - begin
+
+    def _token_times(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[float]]:
+        from transformers import ContinuousBatchingConfig, GenerationConfig
+
+        num_cached_tokens = sum(map(len, prompts)) + len(prompts) * (max_new_tokens + CB_BLOCK_SIZE)
+        cache = ContinuousBatchingConfig(  # left alone, it would take most of the machine's memory
+            page_size=CB_BLOCK_SIZE,
+            num_blocks=num_cached_tokens // CB_BLOCK_SIZE + 1,
+            max_batch_tokens=max(map(len, prompts)),
+        )
+        config = GenerationConfig(
+            max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+        results = self._model.generate_batch(
+            prompts,
+            generation_config=config,
+            continuous_batching_config=cache,
+            record_timestamps=True,
+            warmup=False,
+        )
+        times = [result.timestamps for result in results.values()]
+        assert [len(own) for own in times] == [max_new_tokens] * len(prompts), results
+        return times
+
+
+def _transformers_model() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        embedded_model_path(), dtype=torch.float32, attn_implementation="sdpa"
+    )
+    return model.eval()
+
+
+def _prompt(num_tokens: int) -> list[int]:
+    return random.choices(VOCABULARY, k=num_tokens)
+
+
+CONTENDERS = {
+    "pdserve": Pdserve,
+    "transformers": TransformersGenerate,
+    "transformers-cb": TransformersContinuousBatching,
+}
+
+
+@torch.inference_mode()
+def main() -> None:
+    impl, num_threads = sys.argv[1], int(sys.argv[2])
+    contender = CONTENDERS[impl](num_threads)
+    _answer({"ready": contender.facts()})
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command.pop("run") == "decode":
+            _answer({"step_s": contender.decode(**command)})
+        else:
+            _answer({"seconds": contender.prefill(**command)})
+
+
+def _answer(answer: dict[str, object]) -> None:
+    print(f"answer {json.dumps(answer)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
