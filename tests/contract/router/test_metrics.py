@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,7 +15,7 @@ from tests.support.fake_fleet import Fleet, OpenStream, eventually, open_fleet
 from tests.support.tiny_tokenizers import byte_level, write_model_folder
 
 OUTPUT = [70 + index for index in range(12)]
-WHOLE = {"temperature": 0, "max_tokens": 10}
+WHOLE: dict[str, Any] = {"temperature": 0, "max_tokens": 10}
 
 
 @pytest.fixture(scope="module")

@@ -244,7 +244,6 @@ def test_latencies_tokens_and_hand_offs_are_counted(fleet: Fleet) -> None:
         "pdserve_output_tokens_total": 4,
         "pdserve_cached_tokens_total": 2,
         "pdserve_fallbacks_total": 0,
-        "pdserve_retries_total": 0,
     }
     assert {name: samples(fleet, name)[""] for name in counted} == counted
     assert samples(fleet, "pdserve_handoffs_total") == {'{sealed="true",transport="fake"}': 1}
@@ -254,7 +253,7 @@ def test_a_fallback_is_counted(fleet: Fleet) -> None:
     fleet.prefill[0].faults.refuse = "too_many_requests"
     fleet.complete(**SHORT)
     assert samples(fleet, "pdserve_fallbacks_total") == {"": 1}
-    assert samples(fleet, "pdserve_retries_total") == {"": 1}
+    assert samples(fleet, "pdserve_retries_total") == {'{reason="peer_error"}': 1}
 
 
 def test_a_router_that_shuts_down_finishes_what_runs_and_refuses_the_rest(fleet: Fleet) -> None:
