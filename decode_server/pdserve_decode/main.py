@@ -17,7 +17,7 @@ def main() -> int:
         logs.configure(settings.log_level)
         from pdserve_decode.run import run
 
-        run(settings)
+        run(settings, os.environ)
     except (ConfigError, UnsupportedModel) as error:
         print(f"pdserve-decode: {error}", file=sys.stderr)
         return 2

@@ -36,6 +36,7 @@ class Grant:
     decode_incarnation: int
     request_id: str
     num_blocks: int
+    granted_s: float
 
 
 @dataclass(slots=True)
@@ -58,7 +59,8 @@ class Reservations:
         """Ids and fences only rise, so bytes for an earlier grant can never match a later one."""
         assert request_id not in self._by_request, f"{request_id} holds a reservation already"
         self._last_id += 1
-        grant = Grant(self._last_id, self._last_id, self._incarnation, request_id, num_blocks)
+        now_s = self._clock.now_s()
+        grant = Grant(self._last_id, self._last_id, self._incarnation, request_id, num_blocks, now_s)
         self._records[grant.reservation_id] = _Record(grant, Phase.GRANTED)
         self._by_request[request_id] = grant.reservation_id
         return grant

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import grpc
 
+from pdserve import tracing
 from pdserve.clock import Clock, MonotonicClock
 from pdserve.config import secret_bytes
 from pdserve.engine.build import BuiltEngine, build_engine
 from pdserve.model.embedded import resolve_model
 from pdserve.rpc.session import SessionServer
 from pdserve.rpc.v1 import worker_pb2 as pb
+from pdserve.tracing import Tracer
 from pdserve.transfer import grpc_link, shm, tcp
 from pdserve.worker import program
+from pdserve.worker.directory import RequestDirectory
 from pdserve.worker.identity import new_incarnation
 from pdserve.worker.metrics import shown
 from pdserve.worker.status import worker_identity
@@ -26,7 +29,7 @@ from pdserve_decode.config import DecodeSettings
 from pdserve_decode.service import DecodeService
 
 
-def run(settings: DecodeSettings) -> None:
+def run(settings: DecodeSettings, environment: Mapping[str, str]) -> None:
     """Loads the model and serves until a signal. Raises ``ConfigError`` or ``UnsupportedModel``."""
     secret = secret_bytes(settings.secret, settings.host)
     path = resolve_model(settings.model)
@@ -34,11 +37,14 @@ def run(settings: DecodeSettings) -> None:
     # What is loaded stays: no collection needs to look at it again.
     gc.collect()
     gc.freeze()
-    asyncio.run(_serve(settings, secret, path, built))
-
-
-async def _serve(settings: DecodeSettings, secret: bytes, path: Path, built: BuiltEngine) -> None:
     clock = MonotonicClock()
+    tracer = tracing.tracer("pdserve-decode", environment, clock)
+    asyncio.run(_serve(settings, secret, path, built, clock=clock, tracer=tracer))
+
+
+async def _serve(
+    settings: DecodeSettings, secret: bytes, path: Path, built: BuiltEngine, *, clock: Clock, tracer: Tracer
+) -> None:
     identity = worker_identity(
         built, role=pb.WORKER_ROLE_DECODE, incarnation=new_incarnation(), model_name=path.name
     )
@@ -47,7 +53,7 @@ async def _serve(settings: DecodeSettings, secret: bytes, path: Path, built: Bui
         identity,
         secret=secret,
         lease_s=settings.lease_s,
-        max_num_requests=settings.max_num_requests,
+        directory=RequestDirectory(max_num_requests=settings.max_num_requests, role="decode", tracer=tracer),
         event_loop=asyncio.get_running_loop(),
         on_broken=program.end_broken,
         clock=clock,

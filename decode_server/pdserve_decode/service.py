@@ -44,9 +44,9 @@ class DecodeService:
         built: BuiltEngine,
         identity: pb.WorkerIdentity,
         *,
+        directory: RequestDirectory,
         secret: bytes,
         lease_s: float,
-        max_num_requests: int,
         event_loop: asyncio.AbstractEventLoop,
         on_broken: Callable[[], None],
         clock: Clock,
@@ -56,7 +56,8 @@ class DecodeService:
         self._secret = secret
         self._lease_ms = round(lease_s * 1000)
         self._event_loop = event_loop
-        self._directory = RequestDirectory(max_num_requests=max_num_requests)
+        self._clock = clock
+        self._directory = directory
         self._reservations = Reservations(
             decode_incarnation=identity.incarnation, drain_limit_s=DRAIN_LIMIT_S, clock=clock
         )
@@ -114,9 +115,9 @@ class DecodeService:
     def handle(self, message: pb.ToWorker, session: RouterSession) -> None:
         match message.WhichOneof("message"):
             case "reserve":
-                self._admit(message.reserve.request_id, message.reserve.sequence, session, self._reserve)
+                self._admit(message.reserve, session, self._reserve)
             case "generate":
-                self._admit(message.generate.request_id, message.generate.sequence, session, self._generate)
+                self._admit(message.generate, session, self._generate)
             case "release":
                 self._release_later(message.release.request_id, message.release.reason)
             case kind:
@@ -128,15 +129,14 @@ class DecodeService:
 
     def _admit(
         self,
-        request_id: str,
-        wire_sequence: pb.Sequence,
+        message: pb.Reserve | pb.Generate,
         session: RouterSession,
         accept: Callable[[Sequence], None],
     ) -> None:
-        if self._directory.refuse(request_id, session):
+        if self._directory.refuse(message.request_id, session):
             return
-        sequence = sequence_from_proto(request_id, wire_sequence)
-        self._directory.add(request_id, session)
+        sequence = sequence_from_proto(message.request_id, message.sequence)
+        self._directory.add(message.request_id, session, traceparent=message.traceparent)
         self.engine_loop.post(partial(self._accept, accept, sequence))
 
     def _release_later(self, request_id: str, reason: str) -> None:
@@ -204,6 +204,7 @@ class DecodeService:
         if grant is None:
             return
         self._ledger.end(SEALED)
+        self._record(grant, SEALED)
         self._engine.adopt(grant.request_id, first_token_id)
 
     def _aborted(self, reservation_id: int, reason: str) -> None:
@@ -212,6 +213,7 @@ class DecodeService:
             return
         logger.warning("handoff_aborted request_id=%s reason=%s", grant.request_id, reason)
         self._drain(grant, reason)
+        self._record(grant, abort_label(reason))
         report = pb.HandoffReport(request_id=grant.request_id, sealed=False, abort_reason=reason)
         self._send_last(grant.request_id, pb.FromWorker(handoff=report))
 
@@ -223,6 +225,10 @@ class DecodeService:
             return
         self._reservations.drain(grant.reservation_id)
         self._drain(grant, reason)
+
+    def _record(self, grant: Grant, outcome: str) -> None:
+        span = ("receive", grant.granted_s, self._clock.now_s(), {"outcome": outcome})
+        self._event_loop.call_soon_threadsafe(self._directory.record, grant.request_id, *span)
 
     def _drain(self, grant: Grant, reason: str) -> None:
         self._ledger.end(abort_label(reason))

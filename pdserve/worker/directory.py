@@ -5,22 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from pdserve.engine.engine import StepOutput
 from pdserve.errors import ProtocolViolation
+from pdserve.outcomes import outcome_label
 from pdserve.rpc.session import RouterSession, failed
 from pdserve.rpc.v1 import worker_pb2 as pb
+from pdserve.tracing import Attributes, Span, Tracer
 from pdserve.worker.ledger import Ledger
 
 RETRY_AFTER_MS = 250
 
 
+@dataclass(frozen=True, slots=True)
+class _Live:
+    session: RouterSession
+    span: Span
+
+
 class RequestDirectory:
     """Live requests by id; a request leaves with its last message or with its session."""
 
-    def __init__(self, *, max_num_requests: int) -> None:
+    def __init__(self, *, max_num_requests: int, role: str, tracer: Tracer) -> None:
+        """``role`` names the span of each request."""
         self._max_num_requests = max_num_requests
-        self._sessions: dict[str, RouterSession] = {}
+        self._role = role
+        self._tracer = tracer
+        self._live: dict[str, _Live] = {}
         self._emptied = asyncio.Event()
         self.is_draining = False
         self.requests = Ledger()
@@ -33,7 +45,7 @@ class RequestDirectory:
 
     def refuse(self, request_id: str, session: RouterSession) -> bool:
         """Tells the router when no more are taken now."""
-        is_full = len(self._sessions) >= self._max_num_requests
+        is_full = len(self._live) >= self._max_num_requests
         if not self.is_draining and not is_full:
             return False
         reason = "draining" if self.is_draining else "too_many_requests"
@@ -42,43 +54,52 @@ class RequestDirectory:
         return True
 
     async def wait_empty(self) -> None:
-        while self._sessions:
+        while self._live:
             self._emptied.clear()
             await self._emptied.wait()
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self._live)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._sessions
+        return request_id in self._live
 
-    def add(self, request_id: str, session: RouterSession) -> None:
+    def add(self, request_id: str, session: RouterSession, *, traceparent: str) -> None:
         """Raises ``ProtocolViolation`` when the id is live: ids are unique per attempt."""
-        if request_id in self._sessions:
+        if request_id in self._live:
             raise ProtocolViolation(f"request {request_id} is live already")
-        self._sessions[request_id] = session
+        span = self._tracer.begin(self._role, parent=traceparent, request_id=request_id)
+        self._live[request_id] = _Live(session, span)
         self.requests.begin()
 
     def discard(self, request_id: str, reason: str) -> bool:
         """Whether it was live; ``reason`` is how it ended, see ``pdserve.outcomes``."""
-        was_live = self._sessions.pop(request_id, None) is not None
-        if was_live:
+        live = self._live.pop(request_id, None)
+        if live is not None:
             self.requests.end(reason)
-        if not self._sessions:
+            live.span.end(outcome_label(reason))
+        if not self._live:
             self._emptied.set()
-        return was_live
+        return live is not None
 
     def discard_session(self, session: RouterSession) -> list[str]:
         """The ids of the requests that lose their owner."""
-        orphans = [request_id for request_id, owner in self._sessions.items() if owner is session]
+        orphans = [request_id for request_id, live in self._live.items() if live.session is session]
         for request_id in orphans:
             self.discard(request_id, "session_ended")
         return orphans
 
     def send(self, request_id: str, message: pb.FromWorker) -> None:
         """Nothing happens for a request that is gone: its router has given it up."""
-        if session := self._sessions.get(request_id):
-            session.send(message)
+        if live := self._live.get(request_id):
+            live.session.send(message)
+
+    def record(
+        self, request_id: str, part: str, begin_s: float, end_s: float, attributes: Attributes
+    ) -> None:
+        """For traces: what a live request's time was spent on."""
+        if live := self._live.get(request_id):
+            live.span.record(part, begin_s, end_s, attributes)
 
     def send_last(self, request_id: str, message: pb.FromWorker) -> None:
         self.send(request_id, message)
@@ -94,13 +115,13 @@ class RequestDirectory:
         """One TokenBatch per session for all that moved in a step."""
         batches: dict[RouterSession, pb.TokenBatch] = {}
         for output in outputs:
-            session = self._sessions.get(output.seq_id)
-            if session is None:
+            live = self._live.get(output.seq_id)
+            if live is None:
                 continue
             if output.error is not None:
                 self.send_last(output.seq_id, failed(output.seq_id, output.error))
                 continue
-            batches.setdefault(session, pb.TokenBatch()).sequences.append(_tokens(output))
+            batches.setdefault(live.session, pb.TokenBatch()).sequences.append(_tokens(output))
         for session, batch in batches.items():
             session.send(pb.FromWorker(tokens=batch))
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pdserve.engine.sequence import Sequence
+from pdserve.outcomes import SEALED, abort_label
 from pdserve.rpc.v1 import worker_pb2 as pb
+from pdserve.tracing import Attributes
 from pdserve.transfer.push import Endpoint, HandoffOutcome, PushPlan
 
 
@@ -49,3 +51,13 @@ class Handoff:
             queue_ms=(self.started_s - self.received_s) * 1000,
             prefill_ms=max(0.0, self.first_token_s - self.started_s) * 1000,
         )
+
+
+def transfer_attributes(outcome: HandoffOutcome) -> Attributes:
+    return {
+        "outcome": SEALED if outcome.sealed else abort_label(outcome.reason),
+        "transport": outcome.transport,
+        "num_bytes": outcome.num_bytes,
+        "sending_s": outcome.transfer_s,
+        "hidden_s": outcome.hidden_transfer_s,
+    }

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from pdserve.clock import MonotonicClock
+from pdserve import tracing
+from pdserve.clock import Clock, MonotonicClock
 from pdserve.config import secret_bytes
 from pdserve.engine.build import BuiltEngine, build_engine
 from pdserve.model.embedded import resolve_model
 from pdserve.rpc.session import SessionServer
 from pdserve.rpc.v1 import worker_pb2 as pb
+from pdserve.tracing import Tracer
 from pdserve.transfer import grpc_link, shm, tcp
 from pdserve.worker import program
+from pdserve.worker.directory import RequestDirectory
 from pdserve.worker.identity import new_incarnation
 from pdserve.worker.metrics import shown
 from pdserve.worker.status import worker_identity
@@ -22,7 +26,7 @@ from pdserve_prefill.config import PrefillSettings
 from pdserve_prefill.service import PrefillService
 
 
-def run(settings: PrefillSettings) -> None:
+def run(settings: PrefillSettings, environment: Mapping[str, str]) -> None:
     """Loads the model and serves until a signal. Raises ``ConfigError`` or ``UnsupportedModel``."""
     secret = secret_bytes(settings.secret, settings.host)
     path = resolve_model(settings.model)
@@ -30,10 +34,14 @@ def run(settings: PrefillSettings) -> None:
     # What is loaded stays: no collection needs to look at it again.
     gc.collect()
     gc.freeze()
-    asyncio.run(_serve(settings, secret, path, built))
+    clock = MonotonicClock()
+    tracer = tracing.tracer("pdserve-prefill", environment, clock)
+    asyncio.run(_serve(settings, secret, path, built, clock=clock, tracer=tracer))
 
 
-async def _serve(settings: PrefillSettings, secret: bytes, path: Path, built: BuiltEngine) -> None:
+async def _serve(
+    settings: PrefillSettings, secret: bytes, path: Path, built: BuiltEngine, *, clock: Clock, tracer: Tracer
+) -> None:
     identity = worker_identity(
         built, role=pb.WORKER_ROLE_PREFILL, incarnation=new_incarnation(), model_name=path.name
     )
@@ -41,10 +49,10 @@ async def _serve(settings: PrefillSettings, secret: bytes, path: Path, built: Bu
         built,
         identity,
         connectors={shm.NAME: shm.connect, tcp.NAME: tcp.connect, grpc_link.NAME: grpc_link.connect},
-        max_num_requests=settings.max_num_requests,
+        directory=RequestDirectory(max_num_requests=settings.max_num_requests, role="prefill", tracer=tracer),
         event_loop=asyncio.get_running_loop(),
         on_broken=program.end_broken,
-        clock=MonotonicClock(),
+        clock=clock,
     )
     server = program.new_server()
     port = program.bind(server, settings.host, settings.port)

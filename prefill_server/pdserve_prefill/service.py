@@ -20,6 +20,7 @@ from pdserve.errors import EngineFailure, ProtocolViolation, RequestError
 from pdserve.outcomes import OK, SEALED, abort_label
 from pdserve.rpc.session import RouterSession, failed
 from pdserve.rpc.v1 import worker_pb2 as pb
+from pdserve.tracing import Attributes
 from pdserve.transfer.hello import Hello
 from pdserve.transfer.outbox import Connect, Outbox
 from pdserve.transfer.push import HandoffOutcome
@@ -28,7 +29,7 @@ from pdserve.worker.ledger import Ledger
 from pdserve.worker.metrics import WorkerMetrics
 from pdserve.worker.requests import sequence_from_proto
 from pdserve.worker.status import worker_status
-from pdserve_prefill.handoffs import Handoff
+from pdserve_prefill.handoffs import Handoff, transfer_attributes
 from pdserve_prefill.metrics import TransferMetrics
 
 logger = logging.getLogger(__name__)
@@ -42,8 +43,8 @@ class PrefillService:
         built: BuiltEngine,
         identity: pb.WorkerIdentity,
         *,
+        directory: RequestDirectory,
         connectors: dict[str, Connect],
-        max_num_requests: int,
         event_loop: asyncio.AbstractEventLoop,
         on_broken: Callable[[], None],
         clock: Clock,
@@ -52,7 +53,7 @@ class PrefillService:
         self._identity = identity
         self._event_loop = event_loop
         self._clock = clock
-        self._directory = RequestDirectory(max_num_requests=max_num_requests)
+        self._directory = directory
         self._handoffs: dict[str, Handoff] = {}
         self._ledger = Ledger()
         self._num_pushed_bytes = 0
@@ -118,7 +119,7 @@ class PrefillService:
             return
         hands_off = message.HasField("handoff")
         sequence = sequence_from_proto(message.request_id, message.sequence, keep_blocks=hands_off)
-        self._directory.add(message.request_id, session)
+        self._directory.add(message.request_id, session, traceparent=message.traceparent)
         handoff = Handoff(sequence, message.handoff, self._clock.now_s()) if hands_off else None
         self.engine_loop.post(partial(self._accept, sequence, handoff))
 
@@ -196,10 +197,20 @@ class PrefillService:
         self._ledger.end(SEALED if outcome.sealed else abort_label(outcome.reason))
         self._num_pushed_bytes += outcome.num_bytes
         self._transfers.handed_off(outcome, handoff)
+        self._record(outcome, handoff)
         if not outcome.sealed and outcome.reason != "finished":
             logger.warning("handoff_aborted request_id=%s reason=%s", outcome.request_id, outcome.reason)
         report = pb.FromWorker(handoff=handoff.report(outcome))
         self._send_last(outcome.request_id, report)
+
+    def _record(self, outcome: HandoffOutcome, handoff: Handoff) -> None:
+        begin_s, end_s = handoff.started_s, self._clock.now_s()
+        spans: tuple[tuple[str, float, float, Attributes], ...] = (
+            ("compute", begin_s, handoff.first_token_s or end_s, {}),
+            ("transfer", begin_s, end_s, transfer_attributes(outcome)),
+        )
+        for span in spans:
+            self._event_loop.call_soon_threadsafe(self._directory.record, outcome.request_id, *span)
 
     def _send_last(self, request_id: str, message: pb.FromWorker) -> None:
         self._event_loop.call_soon_threadsafe(self._directory.send_last, request_id, message)

@@ -18,6 +18,7 @@ from pdserve.clock import Clock
 from pdserve.errors import DeadlineExceeded, PdserveError
 from pdserve.sampling import choice_seed
 from pdserve.timeline import Timeline
+from pdserve.tracing import Span
 from pdserve_router.attempt import Progress, SequenceRequest
 from pdserve_router.choice_text import ChoiceText
 from pdserve_router.generation import Generation
@@ -49,6 +50,7 @@ class Answer:
     request: GenerationRequest
     choices: list[Choice]
     created_unix_s: int
+    span: Span
 
     def usage(self) -> Usage:
         """Prompt tokens once per prompt, output tokens over all choices."""
@@ -60,7 +62,7 @@ class Answer:
         )
 
 
-def new_answer(request: GenerationRequest, *, request_id: str, received_s: float, traceparent: str) -> Answer:
+def new_answer(request: GenerationRequest, *, request_id: str, received_s: float, span: Span) -> Answer:
     choices: list[Choice] = []
     for prompt in request.prompts:
         for sample in range(request.n):
@@ -70,10 +72,10 @@ def new_answer(request: GenerationRequest, *, request_id: str, received_s: float
                 prompt_token_ids=prompt.token_ids,
                 sampling=replace(request.sampling, seed=choice_seed(request.sampling.seed, sample)),
                 timeline=Timeline(received_s),
-                traceparent=traceparent,
+                traceparent=span.traceparent,
             )
             choices.append(Choice(index, prompt, sequence))
-    return Answer(request_id, request, choices, int(time.time()))
+    return Answer(request_id, request, choices, int(time.time()), span)
 
 
 class Answerer:

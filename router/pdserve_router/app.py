@@ -17,8 +17,10 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from pdserve.clock import Clock
 from pdserve.errors import Overloaded, PdserveError, RequestError, Unauthorized
 from pdserve.model_card import ModelCard
+from pdserve.tracing import Tracer
 from pdserve_router.config import RouterSettings
 from pdserve_router.http_request import ClientLeft, RequestIds
 from pdserve_router.openai_response import error_body
@@ -29,9 +31,11 @@ logger = logging.getLogger(__name__)
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; proxies' logs know the number
 
 
-def create_app(settings: RouterSettings, card: ModelCard, *, secret: bytes) -> FastAPI:
+def create_app(
+    settings: RouterSettings, card: ModelCard, *, secret: bytes, clock: Clock, tracer: Tracer
+) -> FastAPI:
     """``app.state.service`` has the parts."""
-    service = build_service(settings, card, secret=secret)
+    service = build_service(settings, card, secret=secret, clock=clock, tracer=tracer)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

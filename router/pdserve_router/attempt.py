@@ -76,12 +76,12 @@ class NoRoomYet(Exception):
 
 
 class Attempt:
-    def __init__(self, request: SequenceRequest, progress: Progress) -> None:
+    def __init__(self, request: SequenceRequest, progress: Progress, *, traceparent: str) -> None:
         self.request_id = f"{request.request_id}-{progress.num_attempts}"
         self.inbox: Inbox = asyncio.Queue()
         self.is_finished = False
-        self._request = request
         self._progress = progress
+        self._traceparent = traceparent
         self._merge = TokenMerge(len(progress.output_token_ids))
         self._prefill: WorkerClient | None = None
         self._decode: WorkerClient | None = None
@@ -96,7 +96,7 @@ class Attempt:
         """None: no room now."""
         self._decode = decode
         reserve = pb.Reserve(
-            request_id=self.request_id, sequence=self._sequence, traceparent=self._request.traceparent
+            request_id=self.request_id, sequence=self._sequence, traceparent=self._traceparent
         )
         decode.open(self.request_id, self.inbox, pb.ToWorker(reserve=reserve))
         try:
@@ -119,7 +119,7 @@ class Attempt:
     ) -> None:
         self._prefill = prefill
         message = pb.Prefill(
-            request_id=self.request_id, sequence=self._sequence, traceparent=self._request.traceparent
+            request_id=self.request_id, sequence=self._sequence, traceparent=self._traceparent
         )
         if reservation is not None:
             ticket = sign_ticket(
@@ -134,7 +134,7 @@ class Attempt:
     def send_generate(self, decode: WorkerClient) -> None:
         self._decode = decode
         message = pb.Generate(
-            request_id=self.request_id, sequence=self._sequence, traceparent=self._request.traceparent
+            request_id=self.request_id, sequence=self._sequence, traceparent=self._traceparent
         )
         decode.open(self.request_id, self.inbox, pb.ToWorker(generate=message))
 

@@ -22,6 +22,8 @@ from contextlib import aclosing, asynccontextmanager
 
 from pdserve.clock import Clock
 from pdserve.errors import Overloaded
+from pdserve.outcomes import OK
+from pdserve.tracing import Tracer
 from pdserve_router.admission import RETRY_AFTER_S, Admission
 from pdserve_router.attempt import Attempt, AttemptFailed, NoRoomYet, Progress, SequenceRequest
 from pdserve_router.merge import Tokens
@@ -38,10 +40,13 @@ OUTAGE_LIMIT_S = 1.5
 
 
 class Generation:
-    def __init__(self, workers: Workers, admission: Admission, *, clock: Clock, queue_limit_s: float) -> None:
+    def __init__(
+        self, workers: Workers, admission: Admission, *, clock: Clock, tracer: Tracer, queue_limit_s: float
+    ) -> None:
         self._workers = workers
         self._admission = admission
         self._clock = clock
+        self._tracer = tracer
         self._queue_limit_s = queue_limit_s
 
     async def tokens(self, request: SequenceRequest, progress: Progress) -> AsyncGenerator[Tokens, None]:
@@ -97,17 +102,20 @@ class Generation:
 
     @asynccontextmanager
     async def _placed(self, request: SequenceRequest, progress: Progress) -> AsyncIterator[Attempt]:
-        attempt = Attempt(request, progress)
+        span = self._tracer.begin("attempt", parent=request.traceparent, request_id=request.request_id)
+        attempt = Attempt(request, progress, traceparent=span.traceparent)
         try:
             await self._place(attempt, request, progress)
             if request.timeline.reserved_s is None:
                 request.timeline.reserved_s = self._clock.now_s()
             yield attempt
-        except (AttemptFailed, NoRoomYet):
+        except (AttemptFailed, NoRoomYet) as failure:
             attempt.release("retry")
+            span.end(failure.error.label if isinstance(failure, AttemptFailed) else Overloaded.label)
             raise
         finally:
             attempt.release("finished" if attempt.is_finished else "cancelled")
+            span.end(OK if attempt.is_finished else "cancelled")
 
     # ------------------------------------------------------------- placement
 

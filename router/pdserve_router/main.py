@@ -21,9 +21,11 @@ import uvicorn
 import uvloop
 
 from pdserve import logs
+from pdserve.clock import MonotonicClock
 from pdserve.config import load, secret_bytes
 from pdserve.errors import ConfigError, Overloaded
 from pdserve.model_card import read_model_card
+from pdserve.tracing import tracer
 from pdserve_router.app import create_app
 from pdserve_router.config import RouterSettings
 from pdserve_router.service import Service
@@ -38,7 +40,14 @@ def main() -> int:
         if not settings.decode_workers:
             raise ConfigError("--decode-workers is needed: at least one host:port")
         card = read_model_card(Path(settings.model))
-        app = create_app(settings, card, secret=secret_bytes(settings.secret, settings.host))
+        clock = MonotonicClock()
+        app = create_app(
+            settings,
+            card,
+            secret=secret_bytes(settings.secret, settings.host),
+            clock=clock,
+            tracer=tracer("pdserve-router", os.environ, clock),
+        )
         listener = _bind(settings.host, settings.port)
     except ConfigError as error:
         print(f"pdserve-router: {error}", file=sys.stderr)

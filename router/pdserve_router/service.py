@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from pdserve.clock import Clock, MonotonicClock
+from pdserve.clock import Clock
 from pdserve.errors import PdserveError
 from pdserve.model_card import ModelCard
+from pdserve.tracing import Tracer
 from pdserve_router.admission import Admission
 from pdserve_router.answer import Answer, Answerer, new_answer
 from pdserve_router.chat_template import ChatTemplate
@@ -32,6 +33,8 @@ from pdserve_router.workers import Workers
 
 logger = logging.getLogger(__name__)
 
+# The format has 55; a later version of it may have more.
+MAX_TRACEPARENT_CHARACTERS = 64
 DISCONNECTED = "disconnected"
 
 
@@ -46,6 +49,7 @@ class Service:
     intake: Intake
     metrics: RouterMetrics
     clock: Clock
+    tracer: Tracer
 
     @property
     def max_context_tokens(self) -> int:
@@ -85,12 +89,10 @@ class Service:
         parse = self.parser.chat if is_chat else self.parser.completion
         # On a thread: a long text takes the tokenizer longer than the next token of other requests.
         parsed = await asyncio.to_thread(parse, body, self.max_context_tokens)
-        answer = new_answer(
-            parsed,
-            request_id=secrets.token_hex(12),
-            received_s=received_s,
-            traceparent=request.headers.get("traceparent", "")[:64],
-        )
+        request_id = secrets.token_hex(12)
+        parent = request.headers.get("traceparent", "")[:MAX_TRACEPARENT_CHARACTERS]
+        span = self.tracer.begin("request", parent=parent, request_id=request_id)
+        answer = new_answer(parsed, request_id=request_id, received_s=received_s, span=span)
         _log_start(answer, parsed, request.state.client_id)
         return answer
 
@@ -108,6 +110,7 @@ class Service:
                 raise
             finally:
                 self.metrics.ended(answer, outcome)
+                answer.span.end(outcome)
                 num_output_tokens = answer.usage().num_output_tokens
                 logger.info(
                     "ended request_id=%s outcome=%s num_output_tokens=%d",
@@ -117,8 +120,9 @@ class Service:
                 )
 
 
-def build_service(settings: RouterSettings, card: ModelCard, *, secret: bytes) -> Service:
-    clock = MonotonicClock()
+def build_service(
+    settings: RouterSettings, card: ModelCard, *, secret: bytes, clock: Clock, tracer: Tracer
+) -> Service:
     tokenizer = Tokenizer(card)
     model_name = settings.served_model_name or card.name
     workers = Workers(prefill=settings.prefill_workers, decode=settings.decode_workers, secret=secret)
@@ -133,7 +137,7 @@ def build_service(settings: RouterSettings, card: ModelCard, *, secret: bytes) -
             card, model_name=model_name, tokenizer=tokenizer, chat_template=ChatTemplate(card)
         ),
         answerer=Answerer(
-            Generation(workers, admission, clock=clock, queue_limit_s=settings.queue_limit_s),
+            Generation(workers, admission, clock=clock, tracer=tracer, queue_limit_s=settings.queue_limit_s),
             tokenizer,
             eos_token_ids=card.eos_token_ids,
             clock=clock,
@@ -144,6 +148,7 @@ def build_service(settings: RouterSettings, card: ModelCard, *, secret: bytes) -
             workers, num_running=lambda: intake.num_running, num_waiting=lambda: admission.num_waiting
         ),
         clock=clock,
+        tracer=tracer,
     )
 
 

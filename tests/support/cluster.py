@@ -27,10 +27,12 @@ from pdserve.rpc.v1 import worker_pb2 as pb
 from pdserve.rpc.v1 import worker_pb2_grpc as pb_grpc
 from pdserve.sampling import SamplingParams
 from pdserve.timeline import Timeline
+from pdserve.tracing import NoTracer, Tracer
 from pdserve.transfer import grpc_link, shm, tcp
 from pdserve.transfer.outbox import Connect
 from pdserve.transfer.stream import ByteStream
 from pdserve.worker import program
+from pdserve.worker.directory import RequestDirectory
 from pdserve.worker.status import worker_identity
 from pdserve_decode.service import DecodeService
 from pdserve_prefill.service import PrefillService
@@ -69,7 +71,8 @@ class Worker:
 
 
 class Cluster:
-    def __init__(self) -> None:
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
         self.thread = event_loop_thread()
         self.prefill: list[Worker] = []
         self.decode: list[Worker] = []
@@ -84,14 +87,19 @@ class Cluster:
     def all_workers(self) -> list[Worker]:
         return [*self.prefill, *self.decode]
 
-    def request(self, prompt: list[int], sampling: SamplingParams) -> SequenceRequest:
+    def request(
+        self, prompt: list[int], sampling: SamplingParams, *, traceparent: str = ""
+    ) -> SequenceRequest:
         self._num_requests += 1
-        return SequenceRequest(f"r{self._num_requests}", prompt, sampling, Timeline(time.monotonic()))
+        timeline = Timeline(time.monotonic())
+        return SequenceRequest(f"r{self._num_requests}", prompt, sampling, timeline, traceparent)
 
-    def generate(self, prompt: list[int], sampling: SamplingParams) -> list[int]:
-        return self.generate_all([prompt], sampling)[0]
+    def generate(self, prompt: list[int], sampling: SamplingParams, *, traceparent: str = "") -> list[int]:
+        return self.generate_all([prompt], sampling, traceparent=traceparent)[0]
 
-    def generate_all(self, prompts: list[list[int]], sampling: SamplingParams) -> list[list[int]]:
+    def generate_all(
+        self, prompts: list[list[int]], sampling: SamplingParams, *, traceparent: str = ""
+    ) -> list[list[int]]:
         """At the same time."""
 
         async def one(request: SequenceRequest) -> list[int]:
@@ -101,7 +109,7 @@ class Cluster:
             return progress.output_token_ids
 
         async def all_of_them() -> list[list[int]]:
-            requests = [self.request(prompt, sampling) for prompt in prompts]
+            requests = [self.request(prompt, sampling, traceparent=traceparent) for prompt in prompts]
             return await asyncio.gather(*map(one, requests))
 
         return self.thread.run(asyncio.wait_for(all_of_them(), 60.0), 61.0)
@@ -163,6 +171,7 @@ def open_cluster(
     decode_block_size: int | None = None,
     decode_num_blocks: int | None = None,
     queue_limit_s: float = 30.0,
+    tracer: Tracer | None = None,
     **config: object,
 ) -> Iterator[Cluster]:
     settings = {"num_blocks": 96, "block_size": 8, "max_num_batched_tokens": 64} | config
@@ -171,7 +180,7 @@ def open_cluster(
         "num_blocks": decode_num_blocks or settings["num_blocks"],
     }
     with ExitStack() as stack:
-        cluster = Cluster()
+        cluster = Cluster(tracer or NoTracer())
         for _ in range(num_prefill):
             cluster.prefill.append(_start_prefill(cluster, model, settings, stack))
         for _ in range(num_decode):
@@ -203,7 +212,7 @@ def _start_prefill(
             tcp.NAME: wrapped(tcp.connect),
             grpc_link.NAME: wrapped(grpc_link.connect),
         },
-        max_num_requests=64,
+        directory=RequestDirectory(max_num_requests=64, role="prefill", tracer=cluster.tracer),
         event_loop=cluster.thread.loop,
         on_broken=cluster.broken.set,
         clock=MonotonicClock(),
@@ -224,7 +233,7 @@ def _start_decode(
         identity,
         secret=SECRET,
         lease_s=LEASE_S,
-        max_num_requests=64,
+        directory=RequestDirectory(max_num_requests=64, role="decode", tracer=cluster.tracer),
         event_loop=cluster.thread.loop,
         on_broken=cluster.broken.set,
         clock=MonotonicClock(),
@@ -287,7 +296,11 @@ async def _start_router(cluster: Cluster, queue_limit_s: float, stack: ExitStack
         secret=SECRET,
     )
     cluster.generation = Generation(
-        cluster.workers, Admission(max_queue=64), clock=MonotonicClock(), queue_limit_s=queue_limit_s
+        cluster.workers,
+        Admission(max_queue=64),
+        clock=MonotonicClock(),
+        tracer=cluster.tracer,
+        queue_limit_s=queue_limit_s,
     )
     sessions = asyncio.create_task(cluster.workers.run())
 

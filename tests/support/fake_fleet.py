@@ -15,8 +15,10 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
+from pdserve.clock import MonotonicClock
 from pdserve.model_card import ModelCard
 from pdserve.rpc.v1 import worker_pb2 as pb
+from pdserve.tracing import NoTracer
 from pdserve_router.app import create_app
 from pdserve_router.config import RouterSettings
 from pdserve_router.service import Service
@@ -178,6 +180,8 @@ async def _start_router(fleet: Fleet, card: ModelCard, settings: dict[str, Any])
         ),
         card,
         secret=SECRET,
+        clock=MonotonicClock(),
+        tracer=NoTracer(),
     )
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # so that a slow reader is felt soon

@@ -6,6 +6,7 @@ import pytest
 from pdserve.errors import ConfigError
 from pdserve.rpc.status import blocks_by_state
 from pdserve.rpc.v1 import worker_pb2 as pb
+from pdserve.tracing import NoTracer
 from pdserve.worker.directory import RequestDirectory
 from pdserve.worker.metrics import WorkerMetrics, shown
 from tests.support.processes import free_port
@@ -15,7 +16,9 @@ STATUS = pb.WorkerStatus(num_free_blocks=7, num_cached_blocks=3, num_owned_block
 
 @pytest.fixture
 def metrics() -> WorkerMetrics:
-    return WorkerMetrics(lambda: STATUS, RequestDirectory(max_num_requests=1))
+    return WorkerMetrics(
+        lambda: STATUS, RequestDirectory(max_num_requests=1, role="decode", tracer=NoTracer())
+    )
 
 
 def test_they_are_shown_at_the_port_given_until_the_worker_stops(metrics: WorkerMetrics) -> None:
