@@ -33,7 +33,7 @@ from pydantic_settings import (
 from pdserve.errors import ConfigError
 
 # What all programs share beside their own settings: PDSERVE_<name>.
-SHARED_ENVIRONMENT = {"secret": "PDSERVE_SECRET"}
+SHARED_ENVIRONMENT = {"secret": "PDSERVE_SECRET", "api_key": "PDSERVE_API_KEY"}
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 

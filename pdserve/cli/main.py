@@ -1,4 +1,4 @@
-"""``pdserve up``, ``pdserve fetch``: the subcommands."""
+"""``pdserve up``, ``pdserve doctor``, ``pdserve fetch``: the subcommands."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pdserve.version import VERSION
 
 USAGE = """\
 usage: pdserve up [--help] [flags]    serve on this machine: one router, its prefill and decode workers
+       pdserve doctor [--help] [flags]
+                                      say what is wrong with this host, or with a deployment (--url)
        pdserve fetch [MODEL]          get a model (default: the embedded one) and print its folder
        pdserve --version
 
@@ -34,6 +36,10 @@ def _run(arguments: Sequence[str]) -> int:
     match arguments:
         case ["up", *flags]:
             return up.main(flags, os.environ)
+        case ["doctor", *flags]:
+            from pdserve.cli.doctor import main as doctor
+
+            return doctor.main(flags, os.environ)
         case ["fetch"]:
             _fetch(None)
         case ["fetch", model] if not model.startswith("-"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from pdserve.engine.build import BuiltEngine
 from pdserve.engine.loop import EngineLoop
 from pdserve.rpc.v1 import worker_pb2 as pb
@@ -55,4 +57,5 @@ def worker_status(
             "generated_tokens": stats.num_generated_tokens,
             **counters,
         },
+        wall_clock_unix_s=time.time(),
     )

@@ -25,6 +25,7 @@ from pdserve_router.config import RouterSettings
 from pdserve_router.http_request import ClientLeft, RequestIds
 from pdserve_router.openai_response import error_body
 from pdserve_router.service import Service, build_service
+from pdserve_router.workers_view import describe
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,11 @@ def _add_operator_routes(app: FastAPI, service: Service) -> None:
         problems = service.problems()
         body = {"status": "not ready" if problems else "ready", "problems": problems}
         return JSONResponse(body, status_code=503 if problems else 200)
+
+    @app.get("/workers")
+    async def workers(request: Request) -> dict[str, Any]:
+        service.authorize(request)
+        return describe(service.workers)
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -77,6 +77,7 @@ class FakeWorker:
         self.num_generated = 0
         self.draining = False
         self.last_step_age_s = 0.0
+        self.clock_ahead_s = 0.0
         self.address = ""
         self._role = role
         self._secret = secret
@@ -147,6 +148,7 @@ class FakeWorker:
             draining=self.draining,
             last_step_age_s=self.last_step_age_s,
             counters={"generated_tokens": self.num_generated},
+            wall_clock_unix_s=time.time() + self.clock_ahead_s,
         )
 
     async def check_integrity(self) -> None:

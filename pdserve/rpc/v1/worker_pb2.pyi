@@ -194,7 +194,7 @@ class WorkerIdentity(_message.Message):
     def __init__(self, role: _Optional[_Union[WorkerRole, str]] = ..., incarnation: _Optional[int] = ..., model_name: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., version: _Optional[str] = ..., boot_id: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("identity", "num_waiting", "num_running", "num_reserved", "num_free_blocks", "num_owned_blocks", "num_cached_blocks", "num_quarantined_blocks", "draining", "num_waiting_prefill_tokens", "last_step_age_s", "counters")
+    __slots__ = ("identity", "num_waiting", "num_running", "num_reserved", "num_free_blocks", "num_owned_blocks", "num_cached_blocks", "num_quarantined_blocks", "draining", "num_waiting_prefill_tokens", "last_step_age_s", "counters", "wall_clock_unix_s")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +214,7 @@ class WorkerStatus(_message.Message):
     NUM_WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_AGE_S_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    WALL_CLOCK_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     identity: WorkerIdentity
     num_waiting: int
     num_running: int
@@ -226,7 +227,8 @@ class WorkerStatus(_message.Message):
     num_waiting_prefill_tokens: int
     last_step_age_s: float
     counters: _containers.ScalarMap[str, float]
-    def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_reserved: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_owned_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., num_waiting_prefill_tokens: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., counters: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    wall_clock_unix_s: float
+    def __init__(self, identity: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_reserved: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_owned_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., num_waiting_prefill_tokens: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., counters: _Optional[_Mapping[str, float]] = ..., wall_clock_unix_s: _Optional[float] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("request_id", "reservation", "lease_ms")
