@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -36,6 +37,8 @@ def _abort_while_prefilling(cluster: Cluster) -> None:
     running = cluster.start(PROMPT, greedy(MAX_TOKENS, ignore_eos=True))
     eventually(lambda: bool(_shown(prefill).values("pdserve_sequences")[("reserved",)]), 5.0)
     running.cancel()
+    eventually(lambda: ("cancelled",) in _shown(prefill).values("pdserve_worker_requests_ended_total"), 5.0)
+    cluster.thread.run(asyncio.sleep(0))  # past the handler that also posts it to the engine
     prefill.gate.set()
 
 
