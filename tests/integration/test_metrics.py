@@ -84,7 +84,7 @@ def test_transfers_are_told_by_transport(prefill: Exposition, decode: Exposition
     assert sent[0] == ("tcp",)
     assert sent[1] >= decode.total("pdserve_kv_landed_bytes_total") > 0
     hidden_s = prefill.total("pdserve_kv_hidden_transfer_seconds_total")
-    assert 0 < hidden_s <= prefill.total("pdserve_kv_transfer_seconds_total")
+    assert 0 <= hidden_s <= prefill.total("pdserve_kv_transfer_seconds_total")
     assert prefill.total("pdserve_prefill_queue_seconds_count") == NUM_WHOLE + 1
 
 
