@@ -13,7 +13,9 @@ class UpSettings(ProgramSettings):
     """Serves a model on this machine: starts a router, prefill workers and decode workers."""
 
     program: ClassVar[str] = "up"
-    model: str | None = Field(None, description="model folder or hub id; without it the embedded model")
+    model: str | None = Field(
+        None, description="model folder, GGUF file or hub id; without it the embedded model"
+    )
     prefill: int = Field(1, ge=0, description="prefill workers; 0: decode workers run the prompts too")
     decode: int = Field(1, ge=1, description="decode workers")
     host: str = Field("127.0.0.1", description="address the router listens on")

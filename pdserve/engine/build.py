@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from pdserve.errors import ConfigError
 from pdserve.kvcache.block_pool import BlockPool
 from pdserve.kvcache.storage import KVStorage
 from pdserve.model.cpu_threads import CpuThreads
-from pdserve.model.loader import LoadedModel, load_model
+from pdserve.model.loader import load_model
 from pdserve.model.transforms.apply import apply, cpu_attention
+from pdserve.model.vet import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +53,7 @@ def build_engine(model_path: Path, config: EngineConfig) -> BuiltEngine:
 def assemble(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
     """Takes the model over: its layers are replaced by faster ones."""
     threads = CpuThreads(config.num_threads)
-    if config.weight_dtype != "model":
-        apply(loaded, config.weight_dtype, threads)
+    apply(loaded, config.weight_dtype, threads)
     layout = loaded.layout(block_size=config.block_size, dtype=_KV_DTYPES[config.kv_cache_dtype])
     num_blocks = config.num_blocks or config.kv_cache_bytes // layout.block_bytes
     if num_blocks < 2:
@@ -91,11 +92,13 @@ def assemble(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
         max_context_tokens=max_context_tokens,
     )
     logger.info(
-        "engine_ready kv_dtype=%s num_blocks=%d block_size=%d kv_cache_mb=%d max_context_tokens=%d",
+        "engine_ready kv_dtype=%s num_blocks=%d block_size=%d kv_cache_mb=%d max_context_tokens=%d "
+        "peak_memory_mb=%d",
         layout.dtype,
         num_blocks,
         config.block_size,
         num_blocks * layout.block_bytes >> 20,
         max_context_tokens,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,  # Linux counts in KiB
     )
     return BuiltEngine(engine, loaded, storage, num_blocks, max_context_tokens)

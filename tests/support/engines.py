@@ -12,7 +12,7 @@ from pdserve.engine.build import BuiltEngine, assemble
 from pdserve.engine.config import EngineConfig
 from pdserve.engine.engine import Engine, StepOutput
 from pdserve.engine.sequence import Sequence
-from pdserve.model.loader import vet_model
+from pdserve.model.vet import vet_model
 from pdserve.sampling import SamplingParams
 
 

@@ -25,16 +25,19 @@ class PackedWeights:
     """
 
     def __init__(self, linears: Sequence[nn.Linear], weight_dtype: str, threads: CpuThreads) -> None:
-        weight = torch.cat([linear.weight.detach().float() for linear in linears])
+        weight = torch.cat([linear.weight.detach() for linear in linears])
         self.out_features, self.in_features = weight.shape
         self._bias = _bias(linears)
         self._scale: Tensor | None = None
         self._threads = threads
         if weight_dtype == "int8":
+            weight = weight.float()
             self._scale = weight.abs().amax(dim=1).clamp(min=1e-20) / 127
             weight = (weight / self._scale.unsqueeze(1)).round().to(torch.int8)
         elif weight_dtype == "fp16" and float(weight.abs().max()) <= MAX_FP16:
             weight = weight.half()
+        elif weight_dtype != "int8":
+            weight = weight.float()
         panels = _panels(weight)
         # numba has no 16-bit floats: the kernel takes their bits, see kernels.lanes.
         self._panels = (panels.view(torch.uint16) if panels.dtype is torch.float16 else panels).numpy()
