@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pdserve.clock import Clock
 from pdserve.kvcache.segment import KVBytes
 from pdserve.transfer.hello import Hello
+from pdserve.transfer.ladder import Ladder
 from pdserve.transfer.push import Endpoint, HandoffOutcome, PushPlan
 from pdserve.transfer.sender import PeerSender
 from pdserve.transfer.stream import ByteStream
@@ -49,6 +50,7 @@ class Outbox:
         self._config = config or OutboxConfig()
         self._lock = threading.Lock()
         self._peers: dict[int, PeerSender] = {}
+        self._ladders: dict[int, Ladder] = {}
         self._peer_of: dict[str, PeerSender] = {}
 
     def open(self, plan: PushPlan, on_done: Callable[[HandoffOutcome], None]) -> None:
@@ -89,11 +91,18 @@ class Outbox:
     def _new_peer(self, incarnation: int) -> PeerSender:
         for gone in [key for key, peer in self._peers.items() if peer.has_ended]:
             del self._peers[gone]
+        now_s = self._clock.now_s()
+        self._ladders = {
+            key: ladder
+            for key, ladder in self._ladders.items()
+            if key in self._peers or ladder.has_demoted(now_s)
+        }
         peer = PeerSender(
             peer_incarnation=incarnation,
             hello=self._hello,
             kv=self._kv,
             connectors=self._connectors,
+            ladder=self._ladders.setdefault(incarnation, Ladder()),
             clock=self._clock,
             link_limit_s=self._config.link_limit_s,
             reply_limit_s=self._config.reply_limit_s,

@@ -5,8 +5,9 @@
     notes (engine thread) ──► pushes ──► sender thread ──► DATA … COMMIT ──► SEALED / ABORTED ──► reader
                                 └──────── abort ──► ABORT                           └──► on_done
 
-The sender links up with the first push, by the first of its endpoints that works. When the
-link is lost every push on it ends; the next one makes a new sender and a new link.
+The sender links up with the first push, by the first of its endpoints that works, in the ladder's
+order. When the link is lost every push on it ends and its transport is demoted; the next push makes
+a new sender and a new link.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from pdserve.transfer.frame import (
     unpack_reason,
 )
 from pdserve.transfer.hello import Hello, check_compatible, wire_order
+from pdserve.transfer.ladder import Ladder
 from pdserve.transfer.push import Endpoint, HandoffOutcome, Push, PushPlan
 from pdserve.transfer.stream import ByteStream, receive_all, send_all
 
@@ -67,6 +69,7 @@ class PeerSender:
         hello: Hello,
         kv: KVBytes,
         connectors: Mapping[str, Callable[[Endpoint, float], ByteStream]],
+        ladder: Ladder,
         clock: Clock,
         link_limit_s: float,
         reply_limit_s: float,
@@ -75,6 +78,7 @@ class PeerSender:
         self._hello = hello
         self._kv = kv
         self._connectors = connectors
+        self._ladder = ladder  # under _changed; the peer's next sender has it after this one's end
         self._clock = clock
         self._link_limit_s = link_limit_s
         self._reply_limit_s = reply_limit_s
@@ -129,7 +133,7 @@ class PeerSender:
         self._done(entry, sealed=False, reason=reason)
 
     def close(self) -> None:
-        self._end("shutdown")
+        self._end("shutdown", is_fault=False)
 
     # ---------------------------------------------------------- sender thread
 
@@ -155,7 +159,9 @@ class PeerSender:
     def _link_up(self, endpoints: tuple[Endpoint, ...]) -> _Link:
         """The first endpoint that works. Raises the last one's ``PeerError``."""
         problem: PeerError = PeerError("decode offers no transport that this worker has")
-        for endpoint in endpoints:
+        with self._changed:
+            in_order = self._ladder.in_order(endpoints, self._clock.now_s())
+        for endpoint in in_order:
             connect = self._connectors.get(endpoint.transport)
             if connect is None:
                 continue
@@ -165,6 +171,8 @@ class PeerSender:
                 raise
             except PeerError as error:
                 logger.warning("link_failed transport=%s detail=%s", endpoint.transport, error)
+                with self._changed:
+                    self._demote(endpoint.transport)
                 problem = error
                 continue
             with self._changed:
@@ -339,19 +347,25 @@ class PeerSender:
             transport = self._link.transport if self._link else ""
         entry.on_done(entry.push.outcome(sealed=sealed, reason=reason, transport=transport))
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, *, is_fault: bool = True) -> None:
         """The link is over: so is every push on it."""
         with self._changed:
             if self._end_reason:
                 return
-            self._end_reason = reason
             if self._link is not None:
+                if is_fault:
+                    self._demote(self._link.transport)
                 self._link.stream.close()
+            self._end_reason = reason
             entries = list(self._entries.values())
             self._changed.notify()
         logger.info("link_ended peer=%x reason=%s", self._peer_incarnation, reason)
         for entry in entries:
             self._done(entry, sealed=False, reason=reason)
+
+    def _demote(self, transport: str) -> None:
+        self._ladder.demote(transport, self._clock.now_s())
+        logger.warning("transport_demoted peer=%x transport=%s", self._peer_incarnation, transport)
 
     def _send_control(self, stream: ByteStream, header: Header, payload: bytes) -> None:
         full = Header(header.kind, header.reservation_id, header.fence, payload_bytes=len(payload))
