@@ -78,7 +78,7 @@ class PeerSender:
         self._hello = hello
         self._kv = kv
         self._connectors = connectors
-        self._ladder = ladder  # under _changed; the peer's next sender has it after this one's end
+        self._ladder = ladder  # the next sender to this peer goes on with it
         self._clock = clock
         self._link_limit_s = link_limit_s
         self._reply_limit_s = reply_limit_s
