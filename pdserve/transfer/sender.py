@@ -37,7 +37,7 @@ from pdserve.transfer.frame import (
 from pdserve.transfer.hello import Hello, check_compatible, wire_order
 from pdserve.transfer.ladder import Ladder
 from pdserve.transfer.push import Endpoint, HandoffOutcome, Push, PushPlan
-from pdserve.transfer.stream import ByteStream, receive_all, send_all
+from pdserve.transfer.stream import ByteStream, receive_all, scratch, send_all
 
 logger = logging.getLogger(__name__)
 
@@ -210,14 +210,14 @@ class PeerSender:
                 return False
             aborts = [(self._aborts.popleft(), self._abort_reasons.popleft()) for _ in list(self._aborts)]
             entry = next((entry for entry in self._entries.values() if self._is_actionable(entry)), None)
-            segment = None
-            if entry is not None and not entry.abort_reason:
-                segment = entry.push.next_segment(link.wire_order)
-                entry.is_sending = segment is not None
+            segment = entry.push.next_segment(link.wire_order) if entry is not None else None
+            is_new = entry is not None and not entry.is_open
+            if entry is not None:
+                entry.is_open = True  # from here on an abort sends ABORT, after the OPEN
         for header, reason in aborts:
             self._send_control(link.stream, header, pack_reason(reason))
         if entry is not None:
-            self._advance(link, entry, segment)
+            self._advance(link, entry, segment, is_new=is_new)
         self._check_deadlines()
         return True
 
@@ -233,10 +233,9 @@ class PeerSender:
             return False
         return entry.push.is_ready_to_commit or entry.push.has_segment(link.wire_order)
 
-    def _advance(self, link: _Link, entry: _Entry, segment: Segment | None) -> None:
+    def _advance(self, link: _Link, entry: _Entry, segment: Segment | None, *, is_new: bool) -> None:
         plan = entry.push.plan
-        if not entry.is_open:
-            entry.is_open = True
+        if is_new:
             self._send_control(
                 link.stream, Header(FrameKind.OPEN, plan.reservation_id, plan.fence), plan.ticket
             )
@@ -253,7 +252,6 @@ class PeerSender:
     def _send_segment(self, link: _Link, entry: _Entry, segment: Segment) -> None:
         plan = entry.push.plan
         begin_s = self._clock.now_s()
-        views = self._kv.read_views(segment, plan.block_table, link.wire_order)
         header = Header(
             kind=FrameKind.DATA,
             reservation_id=plan.reservation_id,
@@ -263,8 +261,21 @@ class PeerSender:
             segment=segment,
             wire_order=link.wire_order,
         )
-        digest = xxhash.xxh3_64()
         send_all(link.stream, [memoryview(header.pack())], self._clock)
+        checksum = self._send_payload(link, entry, header)
+        send_all(link.stream, [memoryview(CHECKSUM.pack(checksum))], self._clock)
+        with self._changed:
+            entry.push.sent(header.payload_bytes, checksum, begin_s=begin_s, end_s=self._clock.now_s())
+
+    def _send_payload(self, link: _Link, entry: _Entry, header: Header) -> int:
+        """Its checksum. Only here are blocks read, so only here does an abort have to wait."""
+        with self._changed:
+            entry.is_sending = not entry.abort_reason
+        if entry.is_sending:
+            views = self._kv.read_views(header.segment, entry.push.plan.block_table, link.wire_order)
+        else:
+            views = scratch(header.payload_bytes)
+        digest = xxhash.xxh3_64()
         send_all(
             link.stream,
             views,
@@ -273,19 +284,16 @@ class PeerSender:
             on_withdrawn=lambda: self._finish_abort(entry),
             digest=digest,
         )
-        checksum = digest.intdigest()
-        send_all(link.stream, [memoryview(CHECKSUM.pack(checksum))], self._clock)
         with self._changed:
             entry.is_sending = False
-            entry.push.sent(header.payload_bytes, checksum, begin_s=begin_s, end_s=self._clock.now_s())
-            is_aborted = bool(entry.abort_reason)
-        if is_aborted:
+        if entry.abort_reason:
             self._finish_abort(entry)
+        return digest.intdigest()
 
     def _finish_abort(self, entry: _Entry) -> None:
         """For an abort that came while the bytes were being sent."""
         with self._changed:
-            if entry.push.plan.request_id not in self._entries:
+            if self._entries.get(entry.push.plan.request_id) is not entry:
                 return
             self._note_abort(entry)
         self._done(entry, sealed=False, reason=entry.abort_reason)
@@ -342,8 +350,9 @@ class PeerSender:
 
     def _done(self, entry: _Entry, *, sealed: bool, reason: str) -> None:
         with self._changed:
-            if self._entries.pop(entry.push.plan.request_id, None) is None:
+            if self._entries.get(entry.push.plan.request_id) is not entry:
                 return
+            del self._entries[entry.push.plan.request_id]
             transport = self._link.transport if self._link else ""
         entry.on_done(entry.push.outcome(sealed=sealed, reason=reason, transport=transport))
 

@@ -80,7 +80,7 @@ def receive_all(
 
 def skip(stream: ByteStream, num_bytes: int, clock: Clock) -> None:
     """Reads and forgets."""
-    receive_all(stream, _scratch(num_bytes), clock)
+    receive_all(stream, scratch(num_bytes), clock)
 
 
 def _move_all(
@@ -100,7 +100,7 @@ def _move_all(
     last_progress_s = clock.now_s()
     while left:
         if not withdrawn and is_withdrawn():
-            withdrawn, first, remaining = True, 0, _scratch(left)
+            withdrawn, first, remaining = True, 0, scratch(left)
             on_withdrawn()
         moved = move(remaining[first : first + MAX_VIEWS], wait_s)
         left -= moved
@@ -129,8 +129,8 @@ def _advance(views: list[memoryview], first: int, moved: int, digest: xxhash.xxh
     return first
 
 
-def _scratch(num_bytes: int) -> list[memoryview]:
+def scratch(num_bytes: int) -> list[memoryview]:
     """Views of one small buffer, over and over."""
-    scratch = memoryview(bytearray(min(num_bytes, SCRATCH_BYTES)))
+    buffer = memoryview(bytearray(min(num_bytes, SCRATCH_BYTES)))
     whole, rest = divmod(num_bytes, SCRATCH_BYTES)
-    return [scratch] * whole + ([scratch[:rest]] if rest else [])
+    return [buffer] * whole + ([buffer[:rest]] if rest else [])
