@@ -24,8 +24,10 @@ from pdserve.tracing import Tracer
 from pdserve_router.config import RouterSettings
 from pdserve_router.http_request import ClientLeft, RequestIds
 from pdserve_router.openai_response import error_body
+from pdserve_router.page import add_page
+from pdserve_router.recent import SLICE_S
 from pdserve_router.service import Service, build_service
-from pdserve_router.workers_view import describe
+from pdserve_router.workers_view import describe, picture
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ def create_app(
     app.state.service = service
     _add_openai_routes(app, service)
     _add_operator_routes(app, service)
+    add_page(app)
     _add_error_handlers(app)
     return app
 
@@ -90,6 +93,20 @@ def _add_operator_routes(app: FastAPI, service: Service) -> None:
     async def workers(request: Request) -> dict[str, Any]:
         service.authorize(request)
         return describe(service.workers)
+
+    @app.get("/system")
+    async def system(request: Request) -> dict[str, Any]:
+        service.authorize(request)
+        return {
+            "model": service.model_name,
+            "requests": {
+                "running": service.intake.num_running,
+                "waiting": service.num_waiting(),
+            },
+            "slice_s": SLICE_S,
+            "percentiles_ms": service.recent.percentiles_ms(service.clock.now_s()),
+            **picture(service.workers),
+        }
 
     @app.get("/metrics")
     async def metrics() -> Response:

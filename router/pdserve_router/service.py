@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ from pdserve_router.intake import Intake
 from pdserve_router.metrics import RouterMetrics
 from pdserve_router.openai_response import Envelope, Piece
 from pdserve_router.parse import GenerationRequest, RequestParser
+from pdserve_router.recent import Recent
 from pdserve_router.respond import events, whole_body
 from pdserve_router.sse import EventStream
 from pdserve_router.tokenizer import Tokenizer
@@ -47,7 +48,9 @@ class Service:
     parser: RequestParser
     answerer: Answerer
     intake: Intake
+    num_waiting: Callable[[], int]
     metrics: RouterMetrics
+    recent: Recent
     clock: Clock
     tracer: Tracer
 
@@ -110,6 +113,7 @@ class Service:
                 raise
             finally:
                 self.metrics.ended(answer, outcome)
+                self._remember(answer)
                 answer.span.end(outcome)
                 num_output_tokens = answer.usage().num_output_tokens
                 logger.info(
@@ -118,6 +122,10 @@ class Service:
                     outcome,
                     num_output_tokens,
                 )
+
+    def _remember(self, answer: Answer) -> None:
+        for choice in answer.choices:
+            self.recent.ended(choice.request.timeline, self.clock.now_s())
 
 
 def build_service(
@@ -144,9 +152,11 @@ def build_service(
             request_limit_s=settings.request_limit_s,
         ),
         intake=intake,
+        num_waiting=lambda: admission.num_waiting,
         metrics=RouterMetrics(
             workers, num_running=lambda: intake.num_running, num_waiting=lambda: admission.num_waiting
         ),
+        recent=Recent(),
         clock=clock,
         tracer=tracer,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pdserve.rpc.status import blocks_by_state, sequences_by_state
 from pdserve.rpc.v1 import worker_pb2 as pb
 from pdserve_router.worker_client import WorkerClient
 from pdserve_router.workers import Workers
@@ -15,6 +16,19 @@ def describe(workers: Workers) -> dict[str, Any]:
         "workers": [_worker(client) for client in (*workers.prefill, *workers.decode)],
         "unresolved": [*workers.prefill.nameless, *workers.decode.nameless],
     }
+
+
+def picture(workers: Workers) -> dict[str, Any]:
+    """As ``describe``, with counts by state for each worker that is up, as ``/metrics`` has them."""
+    clients = (*workers.prefill, *workers.decode)
+    return describe(workers) | {"workers": [_worker(client) | _counts(client) for client in clients]}
+
+
+def _counts(client: WorkerClient) -> dict[str, dict[str, int]]:
+    status = client.status
+    if status is None:
+        return {}
+    return {"sequences": sequences_by_state(status), "blocks": blocks_by_state(status)}
 
 
 def _worker(client: WorkerClient) -> dict[str, str]:
