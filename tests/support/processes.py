@@ -29,6 +29,7 @@ class Program:
     flags: list[str]
     port: int
     log: Path
+    metrics_port: int = 0  # 0: none of its own
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -119,8 +120,10 @@ def open_processes(
     model: Path, logs: Path, *, num_prefill: int = 1, num_decode: int = 1, router_flags: tuple[str, ...] = ()
 ) -> Iterator[Processes]:
     def worker(role: str, index: int) -> Program:
+        metrics_port = free_port()
         flags = ["--model", str(model), "--num-blocks", "600", "--block-size", "8"]
-        return Program(f"pdserve_{role}", flags, free_port(), logs / f"{role}-{index}.log")
+        flags += ["--metrics-port", str(metrics_port)]
+        return Program(f"pdserve_{role}", flags, free_port(), logs / f"{role}-{index}.log", metrics_port)
 
     prefill = [worker("prefill", index) for index in range(num_prefill)]
     decode = [worker("decode", index) for index in range(num_decode)]
