@@ -1,7 +1,7 @@
 """The frames of a link: a fixed header, then a payload whose size is known and bounded. Pure.
 
-A DATA payload is followed by its checksum (xxh3-64): behind, so that both ends can compute it
-while the bytes move.
+Checksums are xxh3-64. A header ends with its own. A DATA payload is followed by one: behind, so that
+both ends can compute it while the bytes move. A commit's digest covers these and the first token.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
+import xxhash
+
 from pdserve.errors import ProtocolViolation
 from pdserve.kvcache.segment import Segment, WireOrder
 
 MAGIC = b"KV"
-VERSION = 1
-HEADER = struct.Struct("<2sBBBxxxQQIHHHHIIQ12x")
-HEADER_BYTES = HEADER.size
+VERSION = 2
 CHECKSUM = struct.Struct("<Q")
 CHECKSUM_BYTES = CHECKSUM.size
+_FIELDS = struct.Struct("<2sBBBxxxQQIHHHHIIQ4x")
+HEADER_BYTES = _FIELDS.size + CHECKSUM_BYTES
 MAX_CONTROL_BYTES = 16 << 10
 MAX_DATA_BYTES = 1 << 30
 MAX_REASON_BYTES = 256
@@ -54,7 +56,7 @@ class Header:
 
     def pack(self) -> bytes:
         segment = self.segment
-        return HEADER.pack(
+        fields = _FIELDS.pack(
             MAGIC,
             VERSION,
             self.kind,
@@ -70,13 +72,17 @@ class Header:
             segment.num_tokens,
             self.payload_bytes,
         )
+        return fields + CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
 
 
 def unpack_header(data: bytes | bytearray | memoryview) -> Header:
     """Raises ``ProtocolViolation``, before anything is allocated for the payload."""
-    magic, version, kind, order, reservation_id, fence, sequence, *numbers = HEADER.unpack(data)
+    magic, version, kind, order, reservation_id, fence, sequence, *numbers = _FIELDS.unpack_from(data)
     if magic != MAGIC or version != VERSION:
         raise ProtocolViolation(f"not a KV frame of version {VERSION}: {magic!r} version {version}")
+    (checksum,) = CHECKSUM.unpack_from(data, _FIELDS.size)
+    if checksum != xxhash.xxh3_64_intdigest(data[: _FIELDS.size]):
+        raise ProtocolViolation("the checksum of a header is wrong")
     try:
         kind, wire_order = FrameKind(kind), WireOrder(order)
     except ValueError as error:
@@ -90,7 +96,7 @@ def unpack_header(data: bytes | bytearray | memoryview) -> Header:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What the sender claims to have sent; ``digest`` is xxh3-64 over the checksums in order."""
+    """What the sender claims to have sent; ``digest``: see ``commit_digest``."""
 
     num_segments: int
     first_token_id: int
@@ -105,6 +111,13 @@ class Commit:
         if len(payload) != _COMMIT.size:
             raise ProtocolViolation(f"a commit has {_COMMIT.size} bytes, this one {len(payload)}")
         return cls(*_COMMIT.unpack(payload))
+
+
+def commit_digest(checksums: xxhash.xxh3_64, first_token_id: int) -> int:
+    """Of all DATA checksums, in order, and of the first token, which decoding starts from."""
+    whole = checksums.copy()
+    whole.update(first_token_id.to_bytes(4, "little"))
+    return whole.intdigest()
 
 
 def pack_reason(reason: str) -> bytes:

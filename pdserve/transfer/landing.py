@@ -24,7 +24,7 @@ import xxhash
 from pdserve.errors import ProtocolViolation, Unauthorized
 from pdserve.kvcache.segment import KVBytes, LandingViews, Segment, WireOrder
 from pdserve.transfer.coverage import Coverage
-from pdserve.transfer.frame import Commit, Header
+from pdserve.transfer.frame import Commit, Header, commit_digest
 from pdserve.transfer.hello import Hello
 
 
@@ -276,6 +276,7 @@ def _verdict(landing: _Landing, commit: Commit) -> str:
     if not landing.coverage.is_complete:
         return "coverage"
     claimed = (commit.num_segments, commit.num_bytes, commit.digest)
-    if claimed != (landing.num_segments, landing.num_bytes, landing.digest.intdigest()):
+    digest = commit_digest(landing.digest, commit.first_token_id)
+    if claimed != (landing.num_segments, landing.num_bytes, digest):
         return "digest"
     return ""

@@ -19,7 +19,7 @@ import xxhash
 
 from pdserve.kvcache.layout import KVLayout
 from pdserve.kvcache.segment import Segment, WireOrder
-from pdserve.transfer.frame import Commit
+from pdserve.transfer.frame import Commit, commit_digest
 
 COALESCED_BYTES = 2 << 20
 
@@ -107,7 +107,8 @@ class Push:
 
     def commit_frame(self) -> Commit:
         assert self.first_token_id is not None, f"{self.plan.request_id} is not committed"
-        return Commit(self.num_segments, self.first_token_id, self.num_bytes, self._digest.intdigest())
+        digest = commit_digest(self._digest, self.first_token_id)
+        return Commit(self.num_segments, self.first_token_id, self.num_bytes, digest)
 
     def outcome(self, *, sealed: bool, reason: str, transport: str) -> HandoffOutcome:
         committed_s = self.committed_s or float("inf")

@@ -11,7 +11,6 @@ from pdserve.kvcache.layout import KVLayout, PoolOrder
 from pdserve.kvcache.segment import Segment, WireOrder
 from pdserve.transfer.coverage import Coverage
 from pdserve.transfer.frame import (
-    HEADER,
     HEADER_BYTES,
     MAX_CONTROL_BYTES,
     Commit,
@@ -53,7 +52,15 @@ def test_headers_survive_the_wire(
     assert unpack_header(packed) == header
 
 
-@given(st.binary(min_size=HEADER.size, max_size=HEADER.size))
+@given(st.integers(0, HEADER_BYTES * 8 - 1))
+def test_a_header_with_a_wrong_bit_is_refused(bit: int) -> None:
+    damaged = bytearray(Header(FrameKind.DATA, 5, 7, 4096, 2, Segment(0, 3, 0, 2, 8, 16)).pack())
+    damaged[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(ProtocolViolation):
+        unpack_header(damaged)
+
+
+@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
 def test_noise_is_refused_or_bounded(noise: bytes) -> None:
     try:
         header = unpack_header(noise)
