@@ -17,11 +17,11 @@ import httpx
 import psutil
 import pytest
 
+from bench.event_loop import event_loop_thread
 from pdserve.model_card import ModelCard
 from pdserve.rpc.v1 import worker_pb2 as pb
 from tests.fakes.fake_worker import FakeWorker, says
 from tests.support.fake_fleet import Fleet, OpenStream, eventually
-from tests.support.links import event_loop_thread
 from tests.support.tiny_tokenizers import byte_level, write_model_folder
 
 pytestmark = pytest.mark.e2e

@@ -8,10 +8,10 @@ from collections.abc import Sequence as SequenceOf
 import pytest
 from transformers import PreTrainedModel
 
+from bench.cluster import Cluster, Running, open_cluster
 from pdserve.engine.sequence import Sequence
 from pdserve.transfer.stream import ByteStream
 from pdserve_prefill.service import PrefillService
-from tests.support.cluster import Cluster, Running, open_cluster
 from tests.support.engines import greedy
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
 

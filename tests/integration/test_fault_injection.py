@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from bench.cluster import open_cluster
 from pdserve.transfer.stream import ByteStream, LinkLost
-from tests.support.cluster import open_cluster
 from tests.support.engines import greedy
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from bench.cluster import Cluster, Worker, open_cluster
 from pdserve.outcomes import SEALED
-from tests.support.cluster import Cluster, Worker, open_cluster
 from tests.support.engines import greedy
 from tests.support.exposition import Exposition, documented, labels, shown_name
 from tests.support.processes import eventually

@@ -5,8 +5,8 @@ import random
 import pytest
 from transformers import PreTrainedModel
 
+from bench.cluster import open_cluster
 from pdserve.sampling import SamplingParams
-from tests.support.cluster import open_cluster
 from tests.support.engines import greedy, reference_tokens
 from tests.support.tiny_models import CONFIGS, EOS_TOKEN_ID, VOCAB_SIZE, tiny_model
 

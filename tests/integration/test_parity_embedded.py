@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from bench.cluster import open_cluster
 from pdserve.model.embedded import embedded_model_path
 from pdserve.sampling import SamplingParams
-from tests.support.cluster import open_cluster
 from tests.support.engines import greedy, reference_tokens
 
 MAX_TOKENS = 16

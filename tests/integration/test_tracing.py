@@ -9,9 +9,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from bench.cluster import Cluster, open_cluster
 from pdserve.clock import MonotonicClock
 from pdserve.otel import OtelTracer
-from tests.support.cluster import Cluster, open_cluster
 from tests.support.engines import greedy
 from tests.support.processes import eventually
 from tests.support.tiny_models import tiny_model

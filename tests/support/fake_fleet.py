@@ -15,6 +15,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
+from bench.event_loop import EventLoopThread, event_loop_thread
 from pdserve.clock import MonotonicClock
 from pdserve.model_card import ModelCard
 from pdserve.rpc.v1 import worker_pb2 as pb
@@ -23,7 +24,6 @@ from pdserve_router.app import create_app
 from pdserve_router.config import RouterSettings
 from pdserve_router.service import Service
 from tests.fakes.fake_worker import FakeWorker, Say
-from tests.support.links import EventLoopThread, event_loop_thread
 
 SECRET = b"cluster secret"
 MODEL = "tiny"

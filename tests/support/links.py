@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import queue
-import threading
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
 
 import grpc
 
+from bench.event_loop import event_loop_thread
 from pdserve.clock import MonotonicClock
 from pdserve.errors import Unauthorized
 from pdserve.kvcache.layout import KVLayout, PoolOrder
@@ -25,34 +21,12 @@ from pdserve.transfer.push import Endpoint, HandoffOutcome, PushPlan
 from pdserve.transfer.stream import ByteStream
 from tests.support.fake_kv import NumpyKV
 
-Result = TypeVar("Result")
 TICKET = b"good ticket"
 WAIT_S = 10.0
 BACKENDS = ["inproc", "tcp", "grpc", "shm"]
 LAYOUT = KVLayout(
     num_layers=3, num_kv_heads=2, head_dim=8, dtype="float32", block_size=4, order=PoolOrder.HEAD_MAJOR
 )
-
-
-class EventLoopThread:
-    """An asyncio loop on a thread, for parts that live on one."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, Result], limit_s: float = WAIT_S) -> Result:
-        return self.submit(coroutine).result(limit_s)
-
-    def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-
-
-@functools.cache
-def event_loop_thread() -> EventLoopThread:
-    """One for the whole test process: grpc.aio does not like its event loop to be closed under it."""
-    return EventLoopThread()
 
 
 @dataclass

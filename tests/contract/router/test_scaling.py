@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.event_loop import event_loop_thread
 from pdserve.rpc.v1 import worker_pb2 as pb
 from pdserve_router import pool
 from pdserve_router.resolve import LookupFailed, Target
 from pdserve_router.workers import Workers
 from tests.fakes.fake_worker import FakeWorker, says
 from tests.support.fake_fleet import SECRET, eventually, open_fleet
-from tests.support.links import event_loop_thread
 from tests.support.tiny_tokenizers import byte_level, write_model_folder
 
 NAME = "decode:7000"

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from bench.event_loop import event_loop_thread
 from pdserve.errors import WorkerLost
 from pdserve.rpc import auth
 from pdserve.rpc.v1 import worker_pb2 as pb
@@ -17,7 +18,6 @@ from pdserve.rpc.v1 import worker_pb2_grpc as pb_grpc
 from pdserve_router import worker_client
 from pdserve_router.worker_client import Heard, WorkerClient
 from tests.support.fake_fleet import eventually
-from tests.support.links import event_loop_thread
 
 SECRET = b"cluster secret"
 DECODE = pb.WorkerIdentity(role=pb.WORKER_ROLE_DECODE, incarnation=1)

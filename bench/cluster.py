@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import grpc
 from transformers import PreTrainedModel
 
+from bench.event_loop import event_loop_thread
 from pdserve.clock import MonotonicClock
 from pdserve.engine.build import BuiltEngine, assemble
 from pdserve.engine.config import EngineConfig
@@ -39,7 +40,6 @@ from pdserve_prefill.service import PrefillService
 from pdserve_router.admission import Admission
 from pdserve_router.generation import Generation, Progress, SequenceRequest
 from pdserve_router.workers import Workers
-from tests.support.links import event_loop_thread
 
 SECRET = b"cluster secret"
 LEASE_S = 5.0
