@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import xxhash
 
 from pdserve.errors import ProtocolViolation, Unauthorized
-from pdserve.kvcache.segment import KVBytes, LandingViews, Segment, WireOrder
+from pdserve.kvcache.segment import KVBytes, Segment, WireOrder
 from pdserve.transfer.coverage import Coverage
 from pdserve.transfer.frame import Commit, Header, commit_digest
 from pdserve.transfer.hello import Hello
@@ -65,8 +65,11 @@ class Placement:
 
     header: Header
     landing: _Landing
-    target: LandingViews
     has_let_go: bool = False
+
+    @property
+    def block_table(self) -> tuple[int, ...]:
+        return self.landing.plan.block_table
 
     def is_withdrawn(self) -> bool:
         return self.landing.is_withdrawn
@@ -84,7 +87,7 @@ class LandingTable:
     ) -> None:
         """``verify_ticket`` raises ``Unauthorized``. ``on_sealed(reservation_id, first_token_id)``."""
         self.hello = hello
-        self._kv = kv
+        self.kv = kv
         self._verify_ticket = verify_ticket
         self._on_sealed = on_sealed
         self._on_aborted = on_aborted
@@ -110,7 +113,7 @@ class LandingTable:
     # ----------------------------------------------------------- engine side
 
     def expect(self, plan: LandingPlan) -> None:
-        layout = self._kv.layout
+        layout = self.kv.layout
         owed = Segment(
             0,
             layout.num_layers,
@@ -170,8 +173,7 @@ class LandingTable:
         if broken:
             self._abort(landing, broken)
             return None
-        target = self._kv.write_views(header.segment, landing.plan.block_table, header.wire_order)
-        return Placement(header, landing, target)
+        return Placement(header, landing)
 
     def let_go(self, placement: Placement) -> None:
         """The frame's remaining bytes go elsewhere: its blocks are not written any more."""
@@ -180,14 +182,14 @@ class LandingTable:
         placement.has_let_go = True
         self._leave(placement.landing)
 
-    def end(self, placement: Placement, checksum: int, *, claimed: int) -> None:
-        """The payload is in place. Finishes staged bytes, then counts the segment if it is right."""
+    def end(self, placement: Placement, checksum: int, *, claimed: int, finish: Callable[[], None]) -> None:
+        """The payload is here. ``finish`` moves staged bytes; then the segment counts if it is right."""
         if placement.has_let_go:
             return
         landing, header = placement.landing, placement.header
         is_right = checksum == claimed
         if is_right and landing.is_open:
-            placement.target.finish()
+            finish()
         with self._lock:
             if is_right and landing.is_open:
                 landing.coverage.add(header.segment)
@@ -244,7 +246,7 @@ class LandingTable:
     def _check(self, header: Header, landing: _Landing) -> str:
         if header.sequence > landing.num_segments:
             return "segment_missing"
-        layout = self._kv.layout
+        layout = self.kv.layout
         segment, order = header.segment, header.wire_order
         whole_heads = segment.num_heads == layout.num_kv_heads
         if order is WireOrder.BLOCK and (segment.token_begin % layout.block_size or not whole_heads):

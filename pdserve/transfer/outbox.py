@@ -10,26 +10,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pdserve.clock import Clock
 from pdserve.kvcache.segment import KVBytes
 from pdserve.transfer.hello import Hello
 from pdserve.transfer.ladder import Ladder
+from pdserve.transfer.payload import SenderOpeners
 from pdserve.transfer.push import Endpoint, HandoffOutcome, PushPlan
-from pdserve.transfer.sender import PeerSender
+from pdserve.transfer.sender import LinkLimits, PeerSender
 from pdserve.transfer.stream import ByteStream
 
 logger = logging.getLogger(__name__)
 
 # Opens a stream to an endpoint; raises PeerError. The second argument bounds the wait.
 Connect = Callable[[Endpoint, float], ByteStream]
-
-
-@dataclass(frozen=True, slots=True)
-class OutboxConfig:
-    link_limit_s: float = 5.0
-    reply_limit_s: float = 5.0
 
 
 class Outbox:
@@ -39,15 +33,20 @@ class Outbox:
         hello: Hello,
         kv: KVBytes,
         connectors: dict[str, Connect],
+        payload_openers: SenderOpeners | None = None,
         clock: Clock,
-        config: OutboxConfig | None = None,
+        limits: LinkLimits | None = None,
     ) -> None:
-        """``connectors``: what this worker can use, by transport name."""
+        """``connectors``: what this worker can use, by transport name.
+
+        ``payload_openers``: those of them whose payloads travel beside the stream.
+        """
         self._hello = hello
         self._kv = kv
         self._connectors = connectors
+        self._payload_openers = payload_openers or {}
         self._clock = clock
-        self._config = config or OutboxConfig()
+        self._limits = limits or LinkLimits()
         self._lock = threading.Lock()
         self._peers: dict[int, PeerSender] = {}
         self._ladders: dict[int, Ladder] = {}
@@ -102,10 +101,10 @@ class Outbox:
             hello=self._hello,
             kv=self._kv,
             connectors=self._connectors,
+            payload_openers=self._payload_openers,
             ladder=self._ladders.setdefault(incarnation, Ladder()),
             clock=self._clock,
-            link_limit_s=self._config.link_limit_s,
-            reply_limit_s=self._config.reply_limit_s,
+            limits=self._limits,
         )
         peer.start()
         return peer

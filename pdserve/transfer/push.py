@@ -19,7 +19,7 @@ import xxhash
 
 from pdserve.kvcache.layout import KVLayout
 from pdserve.kvcache.segment import Segment, WireOrder
-from pdserve.transfer.frame import Commit, commit_digest
+from pdserve.transfer.frame import MAX_DATA_BYTES, Commit, commit_digest
 
 COALESCED_BYTES = 2 << 20
 
@@ -88,12 +88,16 @@ class Push:
     def is_ready_to_commit(self) -> bool:
         return self.first_token_id is not None and min(self._sent) == self.plan.num_tokens
 
-    def next_segment(self, wire_order: WireOrder) -> Segment | None:
-        """The next rectangle to send, counted as sent; None when nothing is ready."""
+    def next_segment(self, wire_order: WireOrder, max_bytes: int = MAX_DATA_BYTES) -> Segment | None:
+        """The next rectangle to send, counted as sent; None when nothing is ready.
+
+        ``max_bytes``: room for one layer of a block at least.
+        """
+        most_tokens = self._most_tokens(max_bytes)
         for layer, begin in enumerate(self._sent):
-            end = self._sendable_end(layer, wire_order)
+            end = min(self._sendable_end(layer, wire_order), begin + most_tokens)
             if end > begin:
-                return self._take(layer, begin, end, wire_order)
+                return self._take(layer, begin, end, wire_order, max_bytes=max_bytes)
         return None
 
     def has_segment(self, wire_order: WireOrder) -> bool:
@@ -129,9 +133,16 @@ class Push:
             written -= written % self._layout.block_size
         return written
 
-    def _take(self, layer: int, begin: int, end: int, wire_order: WireOrder) -> Segment:
+    def _most_tokens(self, max_bytes: int) -> int:
+        """Of one layer, in whole blocks."""
+        block_bytes = self._layout.block_bytes // self._layout.num_layers
+        assert max_bytes >= block_bytes, f"{block_bytes} bytes, a layer of a block, in {max_bytes}"
+        return max_bytes // block_bytes * self._layout.block_size
+
+    def _take(self, layer: int, begin: int, end: int, wire_order: WireOrder, *, max_bytes: int) -> Segment:
         segment = Segment(layer, 1, 0, self._layout.num_kv_heads, begin, end - begin)
-        most_layers = max(1, COALESCED_BYTES // segment.payload_bytes(self._layout, wire_order))
+        layer_bytes = segment.payload_bytes(self._layout, wire_order)
+        most_layers = max(1, min(COALESCED_BYTES, max_bytes) // layer_bytes)
         last = layer
         while (
             last + 1 < len(self._sent)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-
-import xxhash
+from functools import partial
 
 from pdserve.clock import Clock
 from pdserve.errors import IncompatiblePeer, PeerError, ProtocolViolation
 from pdserve.transfer.frame import (
-    CHECKSUM,
-    CHECKSUM_BYTES,
     HEADER_BYTES,
     Commit,
     FrameKind,
@@ -23,25 +20,34 @@ from pdserve.transfer.frame import (
     unpack_reason,
 )
 from pdserve.transfer.hello import Hello, check_compatible
-from pdserve.transfer.landing import LandingTable, Placement
-from pdserve.transfer.stream import ByteStream, LinkLost, receive_all, send_all, skip
+from pdserve.transfer.landing import LandingTable
+from pdserve.transfer.payload import OpenReceiver, PayloadReceiver, StreamPayloadReceiver
+from pdserve.transfer.stream import ByteStream, receive_all, send_all
 
 logger = logging.getLogger(__name__)
 
 IDLE_FOREVER_S = float("inf")
 
 
-def serve_link(stream: ByteStream, table: LandingTable, clock: Clock) -> None:
-    """Blocks until the link ends. What was open on it is aborted; nothing is raised."""
+def serve_link(
+    stream: ByteStream, table: LandingTable, clock: Clock, open_payloads: OpenReceiver | None = None
+) -> None:
+    """Blocks until the link ends. What was open on it is aborted; nothing is raised.
+
+    ``open_payloads`` is for payloads that travel beside the stream.
+    """
     receiver = _Receiver(stream, table, clock)
     try:
         receiver.greet()
+        if open_payloads is not None:
+            receiver.payloads = open_payloads(stream)
         while True:
             receiver.handle(receiver.next_header())
     except PeerError as error:
         reason = error.label
         logger.info("link_ended reason=%s detail=%s", reason, error)
     finally:
+        receiver.payloads.close()
         stream.close()
     table.connection_lost(stream, reason)
 
@@ -52,6 +58,7 @@ class _Receiver:
         self._table = table
         self._clock = clock
         self._header = memoryview(bytearray(HEADER_BYTES))
+        self.payloads: PayloadReceiver = StreamPayloadReceiver(stream, table.kv, clock)
 
     def greet(self) -> None:
         """Raises ``IncompatiblePeer`` or ``ProtocolViolation`` after telling the peer."""
@@ -94,27 +101,15 @@ class _Receiver:
     def _data(self, header: Header) -> None:
         placement = self._table.begin(header, self._stream)
         if placement is None:
-            skip(self._stream, header.payload_bytes + CHECKSUM_BYTES, self._clock)
+            self.payloads.skip(header)
             return
+        let_go = partial(self._table.let_go, placement)
         try:
-            checksum = self._fill(placement)
-            (claimed,) = CHECKSUM.unpack(self._read(CHECKSUM_BYTES))
-        except LinkLost:
-            self._table.let_go(placement)
+            arrival = self.payloads.receive(placement, let_go)
+        except PeerError:
+            let_go()
             raise
-        self._table.end(placement, checksum, claimed=claimed)
-
-    def _fill(self, placement: Placement) -> int:
-        digest = xxhash.xxh3_64()
-        receive_all(
-            self._stream,
-            placement.target.views,
-            self._clock,
-            is_withdrawn=placement.is_withdrawn,
-            on_withdrawn=lambda: self._table.let_go(placement),
-            digest=digest,
-        )
-        return digest.intdigest()
+        self._table.end(placement, arrival.checksum, claimed=arrival.claimed, finish=arrival.finish)
 
     def _aborted(self, header: Header, reason: str) -> None:
         reply = Header(FrameKind.ABORTED, header.reservation_id, header.fence)

@@ -18,8 +18,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import xxhash
-
 from pdserve.clock import Clock
 from pdserve.errors import IncompatiblePeer, PeerError, ProtocolViolation
 from pdserve.kvcache.segment import KVBytes, Segment, WireOrder
@@ -36,12 +34,19 @@ from pdserve.transfer.frame import (
 )
 from pdserve.transfer.hello import Hello, check_compatible, wire_order
 from pdserve.transfer.ladder import Ladder
+from pdserve.transfer.payload import PayloadSender, SenderOpeners, SourceHold, StreamPayloadSender
 from pdserve.transfer.push import Endpoint, HandoffOutcome, Push, PushPlan
-from pdserve.transfer.stream import ByteStream, receive_all, scratch, send_all
+from pdserve.transfer.stream import ByteStream, receive_all, send_all
 
 logger = logging.getLogger(__name__)
 
 IDLE_FOREVER_S = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    link_s: float = 5.0
+    reply_s: float = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -57,8 +62,13 @@ class _Entry:
 @dataclass(frozen=True, slots=True)
 class _Link:
     stream: ByteStream
+    payloads: PayloadSender
     transport: str
     wire_order: WireOrder
+
+    def close(self) -> None:
+        self.payloads.close()
+        self.stream.close()
 
 
 class PeerSender:
@@ -69,19 +79,19 @@ class PeerSender:
         hello: Hello,
         kv: KVBytes,
         connectors: Mapping[str, Callable[[Endpoint, float], ByteStream]],
+        payload_openers: SenderOpeners,
         ladder: Ladder,
         clock: Clock,
-        link_limit_s: float,
-        reply_limit_s: float,
+        limits: LinkLimits,
     ) -> None:
         self._peer_incarnation = peer_incarnation
         self._hello = hello
         self._kv = kv
         self._connectors = connectors
+        self._payload_openers = payload_openers
         self._ladder = ladder  # the next sender to this peer goes on with it
         self._clock = clock
-        self._link_limit_s = link_limit_s
-        self._reply_limit_s = reply_limit_s
+        self._limits = limits
         self._changed = threading.Condition()
         self._entries: dict[str, _Entry] = {}
         self._aborts: deque[Header] = deque()
@@ -166,7 +176,7 @@ class PeerSender:
             if connect is None:
                 continue
             try:
-                link = self._greet(connect(endpoint, self._link_limit_s), endpoint.transport)
+                link = self._greet(connect(endpoint, self._limits.link_s), endpoint.transport)
             except IncompatiblePeer:
                 raise
             except PeerError as error:
@@ -178,7 +188,7 @@ class PeerSender:
             with self._changed:
                 self._link = link
                 if self._end_reason:
-                    link.stream.close()
+                    link.close()
             logger.info("link_up transport=%s wire_order=%s", link.transport, link.wire_order.name)
             return link
         raise problem
@@ -193,14 +203,20 @@ class PeerSender:
     def _agree(self, stream: ByteStream, transport: str) -> _Link:
         hello = pack_json(self._hello.as_dict())
         self._send_control(stream, Header(FrameKind.HELLO), hello)
-        header, payload = self._receive(stream, limit_s=self._link_limit_s)
+        header, payload = self._receive(stream, limit_s=self._limits.link_s)
         if header.kind is not FrameKind.HELLO_REPLY:
             raise ProtocolViolation(f"expected HELLO_REPLY, not {header.kind.name}")
         theirs = Hello.from_dict(unpack_json(payload))
         check_compatible(self._hello, theirs)
         if theirs.incarnation != self._peer_incarnation:
             raise PeerError("another process has taken the peer's address")
-        return _Link(stream, transport, wire_order(self._hello, theirs))
+        payloads = self._open_payloads(stream, transport)
+        return _Link(stream, payloads, transport, wire_order(self._hello, theirs))
+
+    def _open_payloads(self, stream: ByteStream, transport: str) -> PayloadSender:
+        if open_beside := self._payload_openers.get(transport):
+            return open_beside(stream, self._limits.link_s)
+        return StreamPayloadSender(stream, self._kv, self._clock)
 
     def _step(self, link: _Link) -> bool:
         """One action; False when the link has ended."""
@@ -210,7 +226,9 @@ class PeerSender:
                 return False
             aborts = [(self._aborts.popleft(), self._abort_reasons.popleft()) for _ in list(self._aborts)]
             entry = next((entry for entry in self._entries.values() if self._is_actionable(entry)), None)
-            segment = entry.push.next_segment(link.wire_order) if entry is not None else None
+            segment = None
+            if entry is not None:
+                segment = entry.push.next_segment(link.wire_order, link.payloads.max_bytes)
             is_new = entry is not None and not entry.is_open
             if entry is not None:
                 entry.is_open = True  # from here on an abort sends ABORT, after the OPEN
@@ -244,7 +262,7 @@ class PeerSender:
         with self._changed:
             is_complete = entry.push.is_ready_to_commit and plan.request_id in self._entries
             if is_complete:
-                entry.reply_deadline_s = self._clock.now_s() + self._reply_limit_s
+                entry.reply_deadline_s = self._clock.now_s() + self._limits.reply_s
         if is_complete:
             header = Header(FrameKind.COMMIT, plan.reservation_id, plan.fence)
             self._send_control(link.stream, header, entry.push.commit_frame().pack())
@@ -271,24 +289,21 @@ class PeerSender:
         """Its checksum. Only here are blocks read, so only here does an abort have to wait."""
         with self._changed:
             entry.is_sending = not entry.abort_reason
-        if entry.is_sending:
-            views = self._kv.read_views(header.segment, entry.push.plan.block_table, link.wire_order)
-        else:
-            views = scratch(header.payload_bytes)
-        digest = xxhash.xxh3_64()
-        send_all(
-            link.stream,
-            views,
-            self._clock,
+        hold = SourceHold(
+            entry.push.plan.block_table,
             is_withdrawn=lambda: bool(entry.abort_reason),
-            on_withdrawn=lambda: self._finish_abort(entry),
-            digest=digest,
+            release=lambda: self._release(entry),
         )
+        checksum = link.payloads.send(header, hold)
+        self._release(entry)
+        return checksum
+
+    def _release(self, entry: _Entry) -> None:
+        """No byte of its blocks is being read any more."""
         with self._changed:
             entry.is_sending = False
         if entry.abort_reason:
             self._finish_abort(entry)
-        return digest.intdigest()
 
     def _finish_abort(self, entry: _Entry) -> None:
         """For an abort that came while the bytes were being sent."""
@@ -364,7 +379,7 @@ class PeerSender:
             if self._link is not None:
                 if is_fault:
                     self._demote(self._link.transport)
-                self._link.stream.close()
+                self._link.close()
             self._end_reason = reason
             entries = list(self._entries.values())
             self._changed.notify()

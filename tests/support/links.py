@@ -16,8 +16,9 @@ from pdserve.kvcache.layout import KVLayout, PoolOrder
 from pdserve.transfer import grpc_link, inproc, shm, tcp
 from pdserve.transfer.hello import Hello
 from pdserve.transfer.landing import LandingPlan, LandingTable
-from pdserve.transfer.outbox import Connect, Outbox, OutboxConfig
+from pdserve.transfer.outbox import Connect, Outbox
 from pdserve.transfer.push import Endpoint, HandoffOutcome, PushPlan
+from pdserve.transfer.sender import LinkLimits
 from pdserve.transfer.stream import ByteStream
 from tests.support.fake_kv import NumpyKV
 
@@ -126,7 +127,7 @@ def open_prefill(
         kv=kv,
         connectors={backend: lambda endpoint, limit_s: wrap(connect(endpoint, limit_s))},
         clock=MonotonicClock(),
-        config=OutboxConfig(reply_limit_s=reply_limit_s),
+        limits=LinkLimits(reply_s=reply_limit_s),
     )
     try:
         yield Prefill(kv, outbox)

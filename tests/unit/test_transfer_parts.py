@@ -132,9 +132,14 @@ def push(num_tokens: int, num_cached_tokens: int, layout: KVLayout = LAYOUT) -> 
     return Push(plan, layout)
 
 
-@given(data=st.data(), order=st.sampled_from(WireOrder))
+@given(
+    data=st.data(),
+    order=st.sampled_from(WireOrder),
+    # From one block of one layer, 512 bytes, to more than everything.
+    max_bytes=st.integers(512, 20_000),
+)
 def test_a_push_sends_every_owed_cell_once_and_nothing_before_it_is_written(
-    data: st.DataObject, order: WireOrder
+    data: st.DataObject, order: WireOrder, max_bytes: int
 ) -> None:
     num_tokens = data.draw(st.integers(1, 30))
     num_cached = data.draw(st.integers(0, num_tokens // 4)) * 4
@@ -143,7 +148,8 @@ def test_a_push_sends_every_owed_cell_once_and_nothing_before_it_is_written(
     written = [0] * 4
 
     def drain() -> None:
-        while (segment := subject.next_segment(order)) is not None:
+        while (segment := subject.next_segment(order, max_bytes)) is not None:
+            assert segment.payload_bytes(LAYOUT, order) <= max_bytes
             assert all(
                 segment.token_end <= written[layer] for layer in range(segment.layer_begin, segment.layer_end)
             )

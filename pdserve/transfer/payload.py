@@ -1,0 +1,147 @@
+"""How the payload of a DATA frame travels: in the link's stream, or beside it.
+
+The frames are the same for all transports (``sender``, ``receiver``); this is what may differ.
+The checksum follows the payload on the stream in either case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import xxhash
+
+from pdserve.clock import Clock
+from pdserve.errors import ProtocolViolation
+from pdserve.kvcache.segment import KVBytes
+from pdserve.transfer.frame import CHECKSUM, CHECKSUM_BYTES, MAX_DATA_BYTES, Header
+from pdserve.transfer.landing import Placement
+from pdserve.transfer.stream import ByteStream, receive_all, scratch, send_all, skip
+
+
+@dataclass(frozen=True, slots=True)
+class SourceHold:
+    """The right to read a push's blocks: ``release`` it when they are not needed any more.
+
+    ``is_withdrawn``: the push was given up, so the blocks must be let go; what is sent then is
+    forgotten. ``release`` may be called early, from the sending thread; it is idempotent.
+    """
+
+    block_table: Sequence[int]
+    is_withdrawn: Callable[[], bool]
+    release: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A payload that is here. ``finish`` puts staged bytes into the blocks."""
+
+    checksum: int
+    claimed: int
+    finish: Callable[[], None]
+
+
+class PayloadSender(Protocol):
+    """Prefill's end. One thread sends; ``hear`` and ``close`` come from others."""
+
+    @property
+    def max_bytes(self) -> int:
+        """What is larger travels as several segments."""
+
+    def send(self, header: Header, hold: SourceHold) -> int:
+        """Its checksum. Raises ``PeerError``."""
+
+    def hear(self, header: Header) -> None:
+        """A frame about payloads from decode. Raises ``ProtocolViolation``."""
+
+    def close(self) -> None:
+        """Idempotent; ``send`` then raises ``LinkLost``."""
+
+
+class PayloadReceiver(Protocol):
+    """Decode's end, on the link's thread."""
+
+    def receive(self, placement: Placement, let_go: Callable[[], None]) -> Arrival:
+        """Calls ``let_go`` when the placement is withdrawn meanwhile. Raises ``PeerError``."""
+
+    def skip(self, header: Header) -> None:
+        """Takes the payload and its checksum and forgets them."""
+
+    def close(self) -> None:
+        """Idempotent, from any thread."""
+
+
+# After the hellos. The number bounds the wait in seconds; both raise PeerError.
+OpenSender = Callable[[ByteStream, float], PayloadSender]
+OpenReceiver = Callable[[ByteStream], PayloadReceiver]
+# By transport name, for those whose payloads travel beside the stream.
+SenderOpeners = Mapping[str, OpenSender]
+
+
+class StreamPayloadSender:
+    """Out of the pool's memory into the stream."""
+
+    max_bytes = MAX_DATA_BYTES
+
+    def __init__(self, stream: ByteStream, kv: KVBytes, clock: Clock) -> None:
+        self._stream = stream
+        self._kv = kv
+        self._clock = clock
+
+    def send(self, header: Header, hold: SourceHold) -> int:
+        if hold.is_withdrawn():
+            views = scratch(header.payload_bytes)
+        else:
+            views = self._kv.read_views(header.segment, hold.block_table, header.wire_order)
+        digest = xxhash.xxh3_64()
+        send_all(
+            self._stream,
+            views,
+            self._clock,
+            is_withdrawn=hold.is_withdrawn,
+            on_withdrawn=hold.release,
+            digest=digest,
+        )
+        return digest.intdigest()
+
+    def hear(self, header: Header) -> None:
+        raise ProtocolViolation(f"{header.kind.name} is not for prefill")
+
+    def close(self) -> None:
+        """The stream is closed by its owner."""
+
+
+class StreamPayloadReceiver:
+    """Out of the stream into the pool's memory."""
+
+    def __init__(self, stream: ByteStream, kv: KVBytes, clock: Clock) -> None:
+        self._stream = stream
+        self._kv = kv
+        self._clock = clock
+
+    def receive(self, placement: Placement, let_go: Callable[[], None]) -> Arrival:
+        header = placement.header
+        target = self._kv.write_views(header.segment, placement.block_table, header.wire_order)
+        digest = xxhash.xxh3_64()
+        receive_all(
+            self._stream,
+            target.views,
+            self._clock,
+            is_withdrawn=placement.is_withdrawn,
+            on_withdrawn=let_go,
+            digest=digest,
+        )
+        return Arrival(digest.intdigest(), read_checksum(self._stream, self._clock), target.finish)
+
+    def skip(self, header: Header) -> None:
+        skip(self._stream, header.payload_bytes + CHECKSUM_BYTES, self._clock)
+
+    def close(self) -> None:
+        """The stream is closed by its owner."""
+
+
+def read_checksum(stream: ByteStream, clock: Clock) -> int:
+    content = bytearray(CHECKSUM_BYTES)
+    receive_all(stream, [memoryview(content)], clock)
+    return int(CHECKSUM.unpack(content)[0])
