@@ -9,7 +9,8 @@ from fastapi import FastAPI
 from fastapi.responses import FileResponse
 
 FOLDER = Path(__file__).parent / "static"
-FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js", "/plot.js": "plot.js"}
+NAMES = ("page.css", "page.js", "chat.js", "system.js", "plot.js", "dom.js")
+FILES = {"/": "index.html", **{f"/{name}": name for name in NAMES}}
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
     " img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",

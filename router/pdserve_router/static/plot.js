@@ -1,29 +1,34 @@
-// Small SVG plots of percentiles over time.
+// Small plots of percentiles over time.
 
-const SVG = "http://www.w3.org/2000/svg";
+import { drawing, element, key, make } from "/dom.js";
+
 const WIDTH = 300;
 const HEIGHT = 60;
+const NAMES = ["p95", "p50"]; // the smaller one is drawn over the other
 
 // entries: one per slice, {p50, p95} in ms or null where nothing was measured.
 export function plot(title, entries) {
-  const figure = document.createElement("figure");
-  const caption = document.createElement("figcaption");
-  caption.textContent = `${title}: ${latest(entries)}`;
-  figure.append(caption, drawing(entries));
-  return figure;
+  const top = Math.max(0, ...entries.map((entry) => entry?.p95 ?? 0));
+  const axis = make("div", "axis soft small", make("span", "", "5 min ago"), make("span", "", "now"));
+  return make(
+    "figure", "", caption(title, entries), make("div", "top soft small", top ? `${ms(top)}` : "–"),
+    bars(entries, top), axis);
 }
 
-function latest(entries) {
+export function ms(value) {
+  return value < 1000 ? `${value.toFixed(1)} ms` : `${(value / 1000).toFixed(2)} s`;
+}
+
+function caption(title, entries) {
   const last = entries.findLast((entry) => entry !== null);
-  return last ? `p50 ${last.p50.toFixed(1)} ms, p95 ${last.p95.toFixed(1)} ms` : "nothing measured";
+  const values = last ? [key("p50"), `p50 ${ms(last.p50)} `, key("p95"), `p95 ${ms(last.p95)}`] : ["nothing measured"];
+  return make("figcaption", "", make("strong", "", title), ...values);
 }
 
-function drawing(entries) {
-  const svg = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none" });
-  svg.setAttribute("aria-hidden", "true"); // the caption says it in words
-  const top = Math.max(1e-9, ...entries.map((entry) => entry?.p95 ?? 0));
+function bars(entries, top) {
+  const svg = drawing("plot", WIDTH, HEIGHT);
   entries.forEach((entry, index) => {
-    for (const name of entry ? ["p95", "p50"] : []) svg.append(bar(name, index, entries.length, entry[name] / top));
+    for (const name of entry ? NAMES : []) svg.append(bar(name, index, entries.length, entry[name] / top));
   });
   return svg;
 }
@@ -31,13 +36,5 @@ function drawing(entries) {
 function bar(name, index, count, share) {
   const width = WIDTH / count;
   const height = Math.max(1, share * HEIGHT);
-  return element("rect", {
-    class: name, x: index * width + 1, y: HEIGHT - height, width: width - 2, height, "stroke-width": 0,
-  });
-}
-
-function element(name, attributes) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  return made;
+  return element("rect", { class: name, x: index * width + 1, y: HEIGHT - height, width: width - 2, height });
 }
