@@ -106,7 +106,7 @@ class Tab:
         return text
 
     def wait(self, expression: str, limit_s: float = LIMIT_S) -> None:
-        until(lambda: bool(self.value(expression)), expression, limit_s)
+        until(lambda: bool(self.value(f"Boolean({expression})")), expression, limit_s)
 
     def focused(self) -> str:
         focused: str = self.value("document.activeElement.id || document.activeElement.tagName")

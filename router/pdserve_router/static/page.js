@@ -31,7 +31,8 @@ function report(problem) {
 function askForKey() {
   say("key-problem", sessionStorage.getItem("key") ? "The router does not know this key." : "");
   at("key-form").hidden = false;
-  at("key").focus(); // which reads the problem
+  at("key").focus(); // which speaks the problem, too
+  at("key").select();
 }
 
 at("key-form").addEventListener("submit", (event) => {
