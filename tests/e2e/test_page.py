@@ -33,11 +33,13 @@ IDLE = "document.getElementById('stop').disabled"
 NAMED_ROLES = {"textbox", "button", "region"}
 READABLE_CONTRAST = 4.5  # of WCAG 2, level AA
 KEEP_WHAT_CHANGES = """
-    window.spoken = []; window.lengths = [];
-    new MutationObserver(() => spoken.push(document.getElementById('announcement').textContent))
-      .observe(document.getElementById('announcement'), {childList: true, characterData: true, subtree: true});
-    new MutationObserver(() => lengths.push([...document.querySelectorAll('.message')].at(-1).textContent.length))
-      .observe(document.getElementById('messages'), {childList: true, characterData: true, subtree: true});
+    (() => {
+      const keep = (id, values, value) => new MutationObserver(() => values.push(value()))
+        .observe(document.getElementById(id), {childList: true, characterData: true, subtree: true});
+      keep('announcement', window.spoken = [], () => document.getElementById('announcement').textContent);
+      keep('messages', window.lengths = [],
+        () => [...document.querySelectorAll('.message')].at(-1).innerText.length);
+    })()
 """
 LEAST_CONTRAST = """
     (() => {
@@ -174,8 +176,8 @@ def shown_workers(tab: Tab) -> dict[str, str]:
 
 
 def totals(tab: Tab) -> dict[str, str]:
-    pairs = "[...document.querySelectorAll('#totals div')].map((one) => [...one.children].map((el) => el.innerText))"
-    return dict(tab.value(pairs))
+    pair = "(div) => [...div.children].map((one) => one.innerText)"
+    return dict(tab.value(f"[...document.querySelectorAll('#totals div')].map({pair})"))
 
 
 def counted_workers(processes: Processes, family: str) -> dict[str, dict[str, int]]:
