@@ -1,47 +1,18 @@
-"""Engines to compare, each in a process of its own, told what to run by lines of JSON on its input.
-
-``python -m bench.contenders IMPL THREADS`` loads the embedded model, answers ``{"ready": {...}}`` and
-then one line for each command:
-
-    {"run": "decode", "batch": 8, "context": 512, "steps": 16}   -> {"step_s": [...]}
-    {"run": "prefill", "num_tokens": 512}                        -> {"seconds": 1.2}
-
-A decode step is one token for every sequence of the batch. Its context's KV is there before the clock
-starts.
-"""
+"""Ours and transformers' engines as contenders: ``python -m bench.contenders IMPL THREADS``."""
 
 from __future__ import annotations
 
-import json
-import random
 import sys
 import time
-from abc import ABC, abstractmethod
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from bench.contender import Contender, answer_commands, prompt
 from pdserve.model.embedded import embedded_model_path
 
 CB_BLOCK_SIZE = 32
-VOCABULARY = range(1000, 40_000)
-
-
-class Contender(ABC):
-    """What a child process measures."""
-
-    @abstractmethod
-    def decode(self, *, batch: int, context: int, steps: int) -> list[float]:
-        """Seconds of each of ``steps`` steps."""
-
-    @abstractmethod
-    def prefill(self, num_tokens: int) -> float:
-        """Seconds from the prompt to the first token."""
-
-    def facts(self) -> dict[str, int]:
-        """About the model, for the roofs."""
-        return {}
 
 
 class Pdserve(Contender):
@@ -104,7 +75,7 @@ class Pdserve(Contender):
 
         self._num_asked += 1
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-        return Sequence(f"s{self._num_asked}", _prompt(num_tokens), params)
+        return Sequence(f"s{self._num_asked}", prompt(num_tokens), params)
 
 
 class TransformersGenerate(Contender):
@@ -129,7 +100,7 @@ class TransformersGenerate(Contender):
             moments.append(time.perf_counter())
             return scores
 
-        prompts = torch.tensor([_prompt(context) for _ in range(batch)])
+        prompts = torch.tensor([prompt(context) for _ in range(batch)])
         self._model.generate(
             prompts,
             attention_mask=torch.ones_like(prompts),
@@ -148,7 +119,7 @@ class TransformersContinuousBatching(Contender):
 
     def decode(self, *, batch: int, context: int, steps: int) -> list[float]:
         """Of the sequence that was last to begin: from there on, all are decoding."""
-        times = self._token_times([_prompt(context) for _ in range(batch)], steps + 2)
+        times = self._token_times([prompt(context) for _ in range(batch)], steps + 2)
         last = max(times, key=lambda own: own[0])
         return [later - earlier for earlier, later in pairwise(last)][1:]
 
@@ -159,7 +130,7 @@ class TransformersContinuousBatching(Contender):
 
     def _first_token_s(self, num_tokens: int) -> float:
         begin = time.perf_counter()
-        return self._token_times([_prompt(num_tokens)], 1)[0][0] - begin
+        return self._token_times([prompt(num_tokens)], 1)[0][0] - begin
 
     def _token_times(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[float]]:
         from transformers import ContinuousBatchingConfig, GenerationConfig
@@ -194,10 +165,6 @@ def _transformers_model() -> Any:
     return model.eval()
 
 
-def _prompt(num_tokens: int) -> list[int]:
-    return random.choices(VOCABULARY, k=num_tokens)
-
-
 CONTENDERS = {
     "pdserve": Pdserve,
     "transformers": TransformersGenerate,
@@ -208,18 +175,7 @@ CONTENDERS = {
 @torch.inference_mode()
 def main() -> None:
     impl, num_threads = sys.argv[1], int(sys.argv[2])
-    contender = CONTENDERS[impl](num_threads)
-    _answer({"ready": contender.facts()})
-    for line in sys.stdin:
-        command = json.loads(line)
-        if command.pop("run") == "decode":
-            _answer({"step_s": contender.decode(**command)})
-        else:
-            _answer({"seconds": contender.prefill(**command)})
-
-
-def _answer(answer: dict[str, object]) -> None:
-    print(f"answer {json.dumps(answer)}", flush=True)
+    answer_commands(CONTENDERS[impl](num_threads))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 The embedded model for all, full-precision arithmetic, the same number of threads, one process each.
 They take turns case by case, so that all see the same machine; the roof is measured in the same run.
+llama.cpp and vLLM's CPU build take part where ``scripts/bench peers --install`` has put them.
 
     decode_tokens_per_s    medians over steps of all turns; context is what each sequence has cached
     prefill_tokens_per_s   one prompt, to its first token; medians over turns
@@ -15,20 +16,23 @@ from __future__ import annotations
 
 import cProfile
 import json
+import os
 import pstats
 import statistics
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import roofs
+from bench import peers, roofs
 from bench.contenders import CONTENDERS, Pdserve
 from bench.report import Labels, Report, arguments
 from bench.roofs import ModelWork, Roofs
+from pdserve.model.embedded import embedded_model_path
 
 BATCHES, CONTEXTS, PROMPTS = (1, 8, 32), (512, 2048), (512, 2048)
 QUICK_BATCHES, QUICK_CONTEXTS, QUICK_PROMPTS = (1, 8), (512,), (512,)
@@ -36,11 +40,12 @@ STEPS = 16
 QUICK_STEPS = 6
 # Beyond these sizes a turn takes minutes: continuous batching has to prefill twice to measure a step.
 LARGEST_BATCH = {"transformers-cb": 8}
-ANSWER_LIMIT_S = 900
+ANSWER_LIMIT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
+    impl: str
     process: subprocess.Popen[str]
 
     def ask(self, **command: object) -> dict[str, Any]:
@@ -50,19 +55,25 @@ class Child:
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """Libraries print too: an answer is marked."""
+        """Libraries print too: an answer is marked. A child that takes too long is killed."""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("answer "):
-                answer: dict[str, Any] = json.loads(line.removeprefix("answer "))
-                return answer
-        raise RuntimeError("a contender ended without an answer")
+        watchdog = threading.Timer(ANSWER_LIMIT_S, self.process.kill)
+        watchdog.start()
+        try:
+            for line in self.process.stdout:
+                if line.startswith("answer "):
+                    answer: dict[str, Any] = json.loads(line.removeprefix("answer "))
+                    return answer
+        finally:
+            watchdog.cancel()
+        raise RuntimeError(f"{self.impl} ended without an answer, or took over {ANSWER_LIMIT_S:g} s")
 
 
 def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
+    able = [*CONTENDERS, *peers.installed()]
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
-    parser.add_argument("--impl", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--impl", nargs="+", choices=able, default=able)
     parser.add_argument("--rounds", type=int, default=3, help="turns of everyone")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
@@ -173,8 +184,29 @@ def _children(impls: list[str], num_threads: int) -> Iterator[tuple[dict[str, Ch
 
 
 def _start(impl: str, num_threads: int) -> Child:
-    command = [sys.executable, "-m", "bench.contenders", impl, str(num_threads)]
-    return Child(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    command, environment = _command(impl, num_threads)
+    process = subprocess.Popen(
+        command,
+        env=os.environ | environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],  # where another project's Python finds this package
+    )
+    return Child(impl, process)
+
+
+def _command(impl: str, num_threads: int) -> tuple[list[str], dict[str, str]]:
+    """With what it needs in its environment."""
+    match impl:
+        case peers.VLLM_CPU:
+            in_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # so that its steps are ours to time
+            command = [peers.python(peers.VLLM_CPU), "-m", "bench.vllm_cpu", str(embedded_model_path())]
+            return command, peers.vllm_environment(num_threads) | in_process
+        case peers.LLAMA_CPP:
+            return [sys.executable, "-m", "bench.llama_cpp", str(num_threads)], {}
+        case _:
+            return [sys.executable, "-m", "bench.contenders", impl, str(num_threads)], {}
 
 
 def _profile(num_threads: int) -> None:

@@ -45,8 +45,13 @@ def resolve_model(model: str | None) -> Path:
 def embedded_model_path(cache_dir: Path | None = None) -> Path:
     target = (cache_dir or default_cache_dir()) / EMBEDDED_NAME
     if not target.is_dir():
-        _convert(_package_folder() / _GGUF, target)
+        _convert(embedded_gguf_path(), target)
     return target
+
+
+def embedded_gguf_path() -> Path:
+    """As it ships. Raises ``ConfigError`` where the package is not installed."""
+    return _package_folder() / _GGUF
 
 
 def converted_gguf_path(file: Path) -> Path:
