@@ -32,6 +32,7 @@ _KV_DTYPES: dict[KVCacheDtype, str] = {
     "fp16": "float16",
     "bf16": "bfloat16",
     "int8": "int8",
+    "fp8": "float8_e4m3fn",
 }
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 WeightDtype = Literal["model", "fp32", "fp16", "int8"]
-KVCacheDtype = Literal["auto", "fp32", "fp16", "bf16", "int8"]
+KVCacheDtype = Literal["auto", "fp32", "fp16", "bf16", "int8", "fp8"]
 
 
 @dataclass(frozen=True, slots=True)

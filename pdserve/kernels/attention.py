@@ -10,7 +10,7 @@ ascending order, and masked tokens add exact zeros: a query's result has the sam
 came alone or in any chunk.
 
 KV pools are ``[blocks, kv_heads, block_size, cell]``. A cell is one token and head: ``head_dim``
-elements, or, for int8, as many bytes and behind them their float32 scale.
+elements, or, where it is quantized (int8, float8), as many bytes and behind them their float32 scale.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def _score_tile(
                 for r in range(num_rows):
                     sums[r][t] = lanes.fma(builder, key, query[r], sums[r][t])
         scales = [
-            builder.fmul(scale, _cell_scale(builder, address, dim)) if element == types.int8 else scale
+            builder.fmul(scale, _cell_scale(builder, address, dim, element))
+            if _is_quantized(element)
+            else scale
             for address in cells
         ]
         for r in range(num_rows):
@@ -109,12 +111,16 @@ def _begins_line(element_index: int, element: Any) -> bool:
     return element_index * element.bitwidth // 8 % LINE_BYTES == 0
 
 
-def _cell_scale(builder: Any, cell: Any, head_dim: int) -> Any:
-    """The float behind an int8 cell's elements."""
+def _is_quantized(element: Any) -> bool:
+    return element in lanes.LARGEST
+
+
+def _cell_scale(builder: Any, cell: Any, head_dim: int, element: Any) -> Any:
+    """The float behind a quantized cell's elements, times what a loaded element lacks."""
     address = builder.bitcast(builder.gep(cell, [lanes.size(head_dim)]), lanes.FLOAT.as_pointer())
     value = builder.load(address)
     value.align = 1
-    return value
+    return builder.fmul(value, lanes.FLOAT(lanes.UNIT[element]))
 
 
 @intrinsic(prefer_literal=True)
@@ -149,8 +155,8 @@ def _accumulate(
                 cell_at = builder.mul(loop.index, cell)
                 token = builder.gep(values, [cell_at])
                 factors = [builder.load(builder.gep(row, [loop.index])) for row in weight_rows]
-                if element == types.int8:
-                    scale = _cell_scale(builder, token, dim)
+                if _is_quantized(element):
+                    scale = _cell_scale(builder, token, dim, element)
                     factors = [builder.fmul(factor, scale) for factor in factors]
                 factors = [lanes.splat(builder, factor) for factor in factors]
                 for column, d in enumerate(columns):

@@ -145,13 +145,14 @@ def write_kv(states: Floats, pool: NDArray[Any], slots: NDArray[np.int64]) -> No
 
 @intrinsic
 def _quantize_cell(context: Any, x: Any, x_at: Any, pool: Any, at: Any, head_dim: Any) -> Any:
-    """Symmetric int8: the largest magnitude becomes 127, its float32 scale goes behind the elements."""
+    """Symmetric: the largest magnitude becomes the type's largest; the float32 scale goes behind the elements."""
     signature = types.void(x, types.intp, pool, types.intp, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         x, x_at, pool, at, head_dim = args
         source = lanes.pointer(context, builder, signature.args[0], x, x_at)
         target = lanes.pointer(context, builder, signature.args[2], pool, at)
+        element = signature.args[2].dtype
         num_vectors = builder.sdiv(head_dim, lanes.size(LANES))
         largest = lanes.Registers(builder, 1, 1)
         largest.set(0, 0, lanes.constant(1e-20))  # a cell of zeros has a scale too
@@ -162,22 +163,24 @@ def _quantize_cell(context: Any, x: Any, x_at: Any, pool: Any, at: Any, head_dim
             negative = builder.fsub(lanes.constant(0.0), value)
             magnitude = lanes.maximum(builder, value, negative)
             largest.set(0, 0, lanes.maximum(builder, magnitude, largest.get(0, 0)))
-        scale = builder.fdiv(lanes.largest_lane(builder, largest.get(0, 0)), lanes.FLOAT(127.0))
+        scale = builder.fdiv(
+            lanes.largest_lane(builder, largest.get(0, 0)), lanes.FLOAT(lanes.LARGEST[element])
+        )
         behind = builder.bitcast(builder.gep(target, [head_dim]), lanes.FLOAT.as_pointer())
         builder.store(scale, behind).align = 1
-        divisor = lanes.splat(builder, scale)
+        divisor = lanes.splat(builder, builder.fmul(scale, lanes.FLOAT(lanes.UNIT[element])))
         with cgutils.for_range(builder, num_vectors) as loop:
             d = builder.mul(loop.index, lanes.size(LANES))
             value = builder.fdiv(lanes.load(builder, builder.gep(source, [d]), types.float32), divisor)
-            lanes.store_as(builder, value, builder.gep(target, [d]), types.int8)
+            lanes.store_as(builder, value, builder.gep(target, [d]), element)
         return context.get_dummy_value()
 
     return signature, generate
 
 
 @njit(**KERNEL_OPTIONS)
-def quantize_kv(states: Floats, pool: NDArray[np.int8], slots: NDArray[np.int64]) -> None:
-    """Like ``write_kv``, into int8 cells."""
+def quantize_kv(states: Floats, pool: NDArray[Any], slots: NDArray[np.int64]) -> None:
+    """Like ``write_kv``, into cells of int8 or float8."""
     num_heads, block_size, cell = pool.shape[1], pool.shape[2], pool.shape[3]
     token_stride, head_stride = states.strides[0] // 4, states.strides[1] // 4
     for token in range(states.shape[0]):

@@ -5,7 +5,8 @@ numba vectorizes plain loops, but it neither keeps a tile of accumulators in reg
 compiles, takes the LLVM ``builder`` and returns LLVM values. Arithmetic carries no fast-math
 flags: what is written is what is computed, in that order.
 
-Element types: float32 as it is, float16 as uint16, bfloat16 as int16 (numba has no 16-bit floats).
+Element types: float32 as it is, float16 as uint16, bfloat16 as int16, float8 (E4M3) as uint8: numba has no
+short floats.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ VECTOR = ir.VectorType(FLOAT, LANES)
 INT = ir.IntType(32)
 SIZE = ir.IntType(64)
 INTS = ir.VectorType(INT, LANES)
+# Of the quantized types: their largest number, and what an element as loaded is to be multiplied with.
+LARGEST = {types.int8: 127.0, types.uint8: 448.0}
+UNIT = {types.int8: 1.0, types.uint8: 256.0}
 BYTE_POINTER = ir.IntType(8).as_pointer()
 
 # Options of every kernel: no zero-division checks (they stop vectorizing), and the interpreter lock is free.
@@ -55,6 +59,8 @@ def load(builder: Builder, address: Value, element: Any) -> Value:
     if element == types.int16:
         bits = builder.zext(_load_as(builder, address, ir.IntType(16), 2), INTS)
         return builder.bitcast(builder.shl(bits, _ints(16)), VECTOR)
+    if element == types.uint8:
+        return builder.fpext(_half_of_float8(builder, _load_as(builder, address, ir.IntType(8), 1)), VECTOR)
     assert element == types.int8, f"no kernel reads {element}"
     return builder.sitofp(_load_as(builder, address, ir.IntType(8), 1), VECTOR)
 
@@ -70,7 +76,7 @@ def store(builder: Builder, value: Value, address: Value) -> None:
 
 
 def store_as(builder: Builder, value: Value, address: Value, element: Any) -> None:
-    """Eight floats as any storable type, rounded to nearest; int8 expects them within ±127."""
+    """Eight floats as any storable type, rounded to nearest; int8 expects them within ±127, float8 ±1.75."""
     if element == types.float32:
         narrow, scalar = value, FLOAT
     elif element == types.uint16:
@@ -82,6 +88,9 @@ def store_as(builder: Builder, value: Value, address: Value, element: Any) -> No
         is_odd = builder.and_(builder.lshr(bits, _ints(16)), _ints(1))
         rounded = builder.add(bits, builder.add(is_odd, _ints(0x7FFF)))
         narrow = builder.trunc(builder.lshr(rounded, _ints(16)), ir.VectorType(scalar, LANES))
+    elif element == types.uint8:
+        scalar = ir.IntType(8)
+        narrow = _float8_of_half(builder, builder.fptrunc(value, ir.VectorType(ir.HalfType(), LANES)))
     else:
         assert element == types.int8, f"no kernel writes {element}"
         scalar = ir.IntType(8)
@@ -89,6 +98,31 @@ def store_as(builder: Builder, value: Value, address: Value, element: Any) -> No
         narrow = builder.trunc(whole, ir.VectorType(scalar, LANES))
     target = builder.bitcast(address, ir.VectorType(scalar, LANES).as_pointer())
     builder.store(narrow, target).align = element.bitwidth // 8
+
+
+def _half_of_float8(builder: Builder, bits: Value) -> Value:
+    """E4M3 is a half with a shorter exponent: the same bits shifted are its 2**-8, subnormals too."""
+    wide = builder.zext(bits, _SHORTS)
+    sign = builder.shl(builder.and_(wide, _shorts(0x80)), _shorts(8))
+    rest = builder.shl(builder.and_(wide, _shorts(0x7F)), _shorts(7))
+    return builder.bitcast(builder.or_(sign, rest), ir.VectorType(ir.HalfType(), LANES))
+
+
+def _float8_of_half(builder: Builder, value: Value) -> Value:
+    """The other way round, to nearest, ties to even; for halves within ±1.75, which is ±448."""
+    bits = builder.bitcast(value, _SHORTS)
+    sign = builder.and_(builder.lshr(bits, _shorts(8)), _shorts(0x80))
+    rest = builder.and_(bits, _shorts(0x7FFF))
+    is_odd = builder.and_(builder.lshr(rest, _shorts(7)), _shorts(1))
+    rounded = builder.lshr(builder.add(rest, builder.add(is_odd, _shorts(0x3F))), _shorts(7))
+    return builder.trunc(builder.or_(sign, rounded), ir.VectorType(ir.IntType(8), LANES))
+
+
+_SHORTS = ir.VectorType(ir.IntType(16), LANES)
+
+
+def _shorts(value: int) -> Value:
+    return ir.Constant(_SHORTS, [value] * LANES)
 
 
 def _ints(value: int) -> Value:

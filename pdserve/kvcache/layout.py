@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-# Behind the elements of an int8 cell: their scale, a float32.
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1}
+QUANTIZED_DTYPES = ("int8", "float8_e4m3fn")
+# Behind the elements of a quantized cell: their scale, a float32.
 SCALE_BYTES = 4
 
 
@@ -30,8 +31,12 @@ class KVLayout:
 
     @property
     def cell_elements(self) -> int:
-        """Length of the pool's last axis: the head, and for int8 the bytes of its scale."""
-        return self.head_dim + (SCALE_BYTES if self.dtype == "int8" else 0)
+        """Length of the pool's last axis: the head, and where it is quantized the bytes of its scale."""
+        return self.head_dim + (SCALE_BYTES if self.is_quantized else 0)
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.dtype in QUANTIZED_DTYPES
 
     @property
     def cell_bytes(self) -> int:

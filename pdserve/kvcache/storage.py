@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pdserve.kvcache.layout import KVLayout, PoolOrder
+from pdserve.kvcache.quantized_cell import dequantize, quantize
 from pdserve.kvcache.segment import Segment, WireOrder
 
 
@@ -44,20 +45,21 @@ class KVStorage:
         """
         block, offset = slot_mapping // self.layout.block_size, slot_mapping % self.layout.block_size
         for pool, new in ((self.k[layer], keys), (self.v[layer], values)):
+            cells = quantize(new, pool.dtype) if self.layout.is_quantized else new.to(pool.dtype)
             if self.layout.order is PoolOrder.HEAD_MAJOR:
-                pool[block, :, offset] = new.to(pool.dtype)
+                pool[block, :, offset] = cells
             else:
-                pool[block, offset] = new.to(pool.dtype)
+                pool[block, offset] = cells
 
     def gather(self, layer: int, block_table: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
         """K and V of the first ``num_tokens`` of a sequence, each [kv_heads, num_tokens, head_dim]."""
-        return (
-            self._by_head(self.k[layer], block_table)[:, :num_tokens],
-            self._by_head(self.v[layer], block_table)[:, :num_tokens],
+        keys, values = (
+            self._by_head(pool, block_table)[:, :num_tokens] for pool in (self.k[layer], self.v[layer])
         )
+        return (dequantize(keys), dequantize(values)) if self.layout.is_quantized else (keys, values)
 
     def _by_head(self, pool: Tensor, block_table: Tensor) -> Tensor:
-        blocks = pool.index_select(0, block_table)
+        blocks = pool[block_table]
         if self.layout.order is PoolOrder.HEAD_MAJOR:
             return blocks.transpose(0, 1).flatten(1, 2)
         return blocks.flatten(0, 1).transpose(0, 1)

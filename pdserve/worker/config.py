@@ -30,7 +30,7 @@ class WorkerSettings(ProgramSettings):
     num_blocks: int | None = Field(None, ge=2, description="KV blocks; overrides kv_cache_bytes")
     kv_cache_bytes: int = Field(1 << 30, ge=1, description="memory for the KV cache")
     kv_cache_dtype: KVCacheDtype = Field(
-        "auto", description="KV as stored: auto (nothing is rounded), fp32, fp16, bf16 or int8"
+        "auto", description="KV as stored: auto (nothing is rounded), fp32, fp16, bf16, int8 or fp8"
     )
     weight_dtype: WeightDtype = Field(
         "fp16",

@@ -15,12 +15,13 @@ from pdserve.kvcache.storage import KVStorage
 from pdserve.model.attention.base import AttentionParams, Rows
 from pdserve.model.cpu_threads import CpuThreads
 
-# numba has no 16-bit floats: their bits travel as integers, see kernels.lanes.
+# numba has no short floats: their bits travel as integers, see kernels.lanes.
 _AS_STORED = {
     torch.float32: torch.float32,
     torch.float16: torch.uint16,
     torch.bfloat16: torch.int16,
     torch.int8: torch.int8,
+    torch.float8_e4m3fn: torch.uint8,
 }
 
 
@@ -32,7 +33,7 @@ class KernelAttention:
     def __init__(self, storage: KVStorage, threads: CpuThreads) -> None:
         assert supports(storage.layout), storage.layout
         self._pools = [(_array(k), _array(v)) for k, v in zip(storage.k, storage.v, strict=True)]
-        self._write = quantize_kv if storage.layout.dtype == "int8" else write_kv
+        self._write = quantize_kv if storage.layout.is_quantized else write_kv
         self._num_kv_heads = storage.layout.num_kv_heads
         self._threads = threads
 
