@@ -10,6 +10,9 @@ from typing import Any
 import torch
 
 from bench.contender import Contender, answer_commands, prompt
+from pdserve.engine.config import KVCacheDtype
+from pdserve.kvcache.layout import SCALE_BYTES
+from pdserve.kvcache.quantized_cell import quantize
 from pdserve.model.embedded import embedded_model_path
 
 CB_BLOCK_SIZE = 32
@@ -18,7 +21,9 @@ CB_BLOCK_SIZE = 32
 class Pdserve(Contender):
     """The engine as a worker runs it, without the worker."""
 
-    def __init__(self, num_threads: int, kv_cache_dtype: str = "auto") -> None:
+    def __init__(
+        self, num_threads: int, kv_cache_dtype: KVCacheDtype = "auto", kv_cache_bytes: int = 4 << 30
+    ) -> None:
         from pdserve.engine.build import assemble
         from pdserve.engine.config import EngineConfig
         from pdserve.model.loader import load_model
@@ -31,14 +36,14 @@ class Pdserve(Contender):
         self._built = assemble(
             loaded,
             EngineConfig(
-                kv_cache_bytes=4 << 30,
+                kv_cache_bytes=kv_cache_bytes,
                 num_threads=num_threads,
                 enable_prefix_cache=False,
-                kv_cache_dtype=kv_cache_dtype,  # type: ignore[arg-type]
+                kv_cache_dtype=kv_cache_dtype,
             ),
         )
         for pool in (*self._built.storage.k, *self._built.storage.v):
-            pool.copy_(torch.randn(pool.shape[1:]).to(pool.dtype))  # the same in each block
+            pool.copy_(_random_block(pool))
         self._num_asked = 0
 
     def facts(self) -> dict[str, int]:
@@ -76,6 +81,14 @@ class Pdserve(Contender):
         self._num_asked += 1
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         return Sequence(f"s{self._num_asked}", prompt(num_tokens), params)
+
+
+def _random_block(pool: torch.Tensor) -> torch.Tensor:
+    """The same for every block; a quantized cell ends in its scale."""
+    num_heads, block_size, cell = pool.shape[1:]
+    if pool.dtype in (torch.int8, torch.float8_e4m3fn):
+        return quantize(torch.randn(num_heads, block_size, cell - SCALE_BYTES), pool.dtype)
+    return torch.randn(num_heads, block_size, cell).to(pool.dtype)
 
 
 class TransformersGenerate(Contender):

@@ -32,7 +32,7 @@ def servers(num_threads: int, *, num_streams: int, context: int) -> Iterator[dic
         with started({OURS: ours}) as systems:
             for name, port in ports.items():
                 _wait_until_healthy(processes[name], port)
-                systems[name] = System(f"http://127.0.0.1:{port}", EMBEDDED_NAME)
+                systems[name] = System(f"http://127.0.0.1:{port}", EMBEDDED_NAME, processes[name].pid)
             yield systems
     finally:
         for process in processes.values():

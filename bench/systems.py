@@ -27,6 +27,7 @@ REQUEST_LIMIT_S = 300.0
 class System:
     url: str
     model: str
+    process_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ def started(flags_of: dict[str, tuple[str, ...]]) -> Iterator[dict[str, System]]
 
 def _wait_until_serving(process: subprocess.Popen[str]) -> System:
     url = _wait_for_url(process)
-    return System(url, httpx.get(f"{url}/v1/models", timeout=10).json()["data"][0]["id"])
+    model = httpx.get(f"{url}/v1/models", timeout=10).json()["data"][0]["id"]
+    return System(url, model, process.pid)
 
 
 def _wait_for_url(process: subprocess.Popen[str]) -> str:
