@@ -37,6 +37,9 @@ class FrameKind(IntEnum):
     ABORT = 6
     SEALED = 7
     ABORTED = 8
+    PAIR = 9
+    PAIRED = 10
+    TAKEN = 11
 
 
 NO_SEGMENT = Segment(0, 0, 0, 0, 0, 0)

@@ -53,7 +53,7 @@ class PayloadSender(Protocol):
         """Its checksum. Raises ``PeerError``."""
 
     def hear(self, header: Header) -> None:
-        """A frame about payloads from decode. Raises ``ProtocolViolation``."""
+        """TAKEN, from decode. Raises ``ProtocolViolation``."""
 
     def close(self) -> None:
         """Idempotent; ``send`` then raises ``LinkLost``."""
@@ -72,11 +72,10 @@ class PayloadReceiver(Protocol):
         """Idempotent, from any thread."""
 
 
-# After the hellos. The number bounds the wait in seconds; both raise PeerError.
-OpenSender = Callable[[ByteStream, float], PayloadSender]
-OpenReceiver = Callable[[ByteStream], PayloadReceiver]
-# By transport name, for those whose payloads travel beside the stream.
-SenderOpeners = Mapping[str, OpenSender]
+# For transports whose payloads travel beside the stream, by name: after the hellos, see
+# ``device.pairing``. The number bounds the wait in seconds; the dictionary is PAIR's. Both raise PeerError.
+SenderOpeners = Mapping[str, Callable[[ByteStream, float], PayloadSender]]
+ReceiverOpeners = Mapping[str, Callable[[ByteStream, dict[str, object]], PayloadReceiver]]
 
 
 class StreamPayloadSender:
@@ -132,7 +131,8 @@ class StreamPayloadReceiver:
             on_withdrawn=let_go,
             digest=digest,
         )
-        return Arrival(digest.intdigest(), read_checksum(self._stream, self._clock), target.finish)
+        claimed = self._read_checksum(placement, let_go)
+        return Arrival(digest.intdigest(), claimed, target.finish)
 
     def skip(self, header: Header) -> None:
         skip(self._stream, header.payload_bytes + CHECKSUM_BYTES, self._clock)
@@ -140,8 +140,13 @@ class StreamPayloadReceiver:
     def close(self) -> None:
         """The stream is closed by its owner."""
 
-
-def read_checksum(stream: ByteStream, clock: Clock) -> int:
-    content = bytearray(CHECKSUM_BYTES)
-    receive_all(stream, [memoryview(content)], clock)
-    return int(CHECKSUM.unpack(content)[0])
+    def _read_checksum(self, placement: Placement, let_go: Callable[[], None]) -> int:
+        content = bytearray(CHECKSUM_BYTES)
+        receive_all(
+            self._stream,
+            [memoryview(content)],
+            self._clock,
+            is_withdrawn=placement.is_withdrawn,
+            on_withdrawn=let_go,
+        )
+        return int(CHECKSUM.unpack(content)[0])

@@ -8,6 +8,7 @@ from functools import partial
 
 from pdserve.clock import Clock
 from pdserve.errors import IncompatiblePeer, PeerError, ProtocolViolation
+from pdserve.transfer.device.pairing import PairRefused, answer_pair, text
 from pdserve.transfer.frame import (
     HEADER_BYTES,
     Commit,
@@ -21,7 +22,7 @@ from pdserve.transfer.frame import (
 )
 from pdserve.transfer.hello import Hello, check_compatible
 from pdserve.transfer.landing import LandingTable
-from pdserve.transfer.payload import OpenReceiver, PayloadReceiver, StreamPayloadReceiver
+from pdserve.transfer.payload import PayloadReceiver, ReceiverOpeners, StreamPayloadReceiver
 from pdserve.transfer.stream import ByteStream, receive_all, send_all
 
 logger = logging.getLogger(__name__)
@@ -30,17 +31,15 @@ IDLE_FOREVER_S = float("inf")
 
 
 def serve_link(
-    stream: ByteStream, table: LandingTable, clock: Clock, open_payloads: OpenReceiver | None = None
+    stream: ByteStream, table: LandingTable, clock: Clock, payload_openers: ReceiverOpeners | None = None
 ) -> None:
     """Blocks until the link ends. What was open on it is aborted; nothing is raised.
 
-    ``open_payloads`` is for payloads that travel beside the stream.
+    ``payload_openers``: the ways beside the stream that the peer may ask for.
     """
-    receiver = _Receiver(stream, table, clock)
+    receiver = _Receiver(stream, table, clock, payload_openers or {})
     try:
         receiver.greet()
-        if open_payloads is not None:
-            receiver.payloads = open_payloads(stream)
         while True:
             receiver.handle(receiver.next_header())
     except PeerError as error:
@@ -53,11 +52,15 @@ def serve_link(
 
 
 class _Receiver:
-    def __init__(self, stream: ByteStream, table: LandingTable, clock: Clock) -> None:
+    def __init__(
+        self, stream: ByteStream, table: LandingTable, clock: Clock, payload_openers: ReceiverOpeners
+    ) -> None:
         self._stream = stream
         self._table = table
         self._clock = clock
         self._header = memoryview(bytearray(HEADER_BYTES))
+        self._payload_openers = payload_openers
+        self._is_paired = False
         self.payloads: PayloadReceiver = StreamPayloadReceiver(stream, table.kv, clock)
 
     def greet(self) -> None:
@@ -95,8 +98,26 @@ class _Receiver:
                     self._reply(Header(FrameKind.SEALED, header.reservation_id, header.fence), b"")
             case FrameKind.ABORT:
                 self._table.abort(header, unpack_reason(self._payload(header)), self._stream)
+            case FrameKind.PAIR:
+                self._pair(unpack_json(self._payload(header)))
             case _:
                 raise ProtocolViolation(f"{header.kind.name} is not for decode")
+
+    def _pair(self, request: dict[str, object]) -> None:
+        """The payloads leave the stream, for good."""
+        if self._is_paired:
+            raise ProtocolViolation("a link is paired once")
+        transport = text(request, "transport")
+        open_payloads = self._payload_openers.get(transport)
+        if open_payloads is None:
+            answer_pair(self._stream, {"refused": "not offered here"}, self._clock)
+            raise PairRefused(f"{transport} is not offered here")
+        try:
+            self.payloads = open_payloads(self._stream, request)
+        except PairRefused as error:
+            answer_pair(self._stream, {"refused": str(error)}, self._clock)
+            raise
+        self._is_paired = True
 
     def _data(self, header: Header) -> None:
         placement = self._table.begin(header, self._stream)

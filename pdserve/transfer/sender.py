@@ -21,14 +21,13 @@ from dataclasses import dataclass
 from pdserve.clock import Clock
 from pdserve.errors import IncompatiblePeer, PeerError, ProtocolViolation
 from pdserve.kvcache.segment import KVBytes, Segment, WireOrder
+from pdserve.transfer.control import receive_frame, send_frame
 from pdserve.transfer.frame import (
     CHECKSUM,
-    HEADER_BYTES,
     FrameKind,
     Header,
     pack_json,
     pack_reason,
-    unpack_header,
     unpack_json,
     unpack_reason,
 )
@@ -36,7 +35,7 @@ from pdserve.transfer.hello import Hello, check_compatible, wire_order
 from pdserve.transfer.ladder import Ladder
 from pdserve.transfer.payload import PayloadSender, SenderOpeners, SourceHold, StreamPayloadSender
 from pdserve.transfer.push import Endpoint, HandoffOutcome, Push, PushPlan
-from pdserve.transfer.stream import ByteStream, receive_all, send_all
+from pdserve.transfer.stream import ByteStream, send_all
 
 logger = logging.getLogger(__name__)
 
@@ -202,8 +201,8 @@ class PeerSender:
 
     def _agree(self, stream: ByteStream, transport: str) -> _Link:
         hello = pack_json(self._hello.as_dict())
-        self._send_control(stream, Header(FrameKind.HELLO), hello)
-        header, payload = self._receive(stream, limit_s=self._limits.link_s)
+        send_frame(stream, Header(FrameKind.HELLO), hello, self._clock)
+        header, payload = receive_frame(stream, self._clock, limit_s=self._limits.link_s)
         if header.kind is not FrameKind.HELLO_REPLY:
             raise ProtocolViolation(f"expected HELLO_REPLY, not {header.kind.name}")
         theirs = Hello.from_dict(unpack_json(payload))
@@ -233,7 +232,7 @@ class PeerSender:
             if entry is not None:
                 entry.is_open = True  # from here on an abort sends ABORT, after the OPEN
         for header, reason in aborts:
-            self._send_control(link.stream, header, pack_reason(reason))
+            send_frame(link.stream, header, pack_reason(reason), self._clock)
         if entry is not None:
             self._advance(link, entry, segment, is_new=is_new)
         self._check_deadlines()
@@ -254,8 +253,8 @@ class PeerSender:
     def _advance(self, link: _Link, entry: _Entry, segment: Segment | None, *, is_new: bool) -> None:
         plan = entry.push.plan
         if is_new:
-            self._send_control(
-                link.stream, Header(FrameKind.OPEN, plan.reservation_id, plan.fence), plan.ticket
+            send_frame(
+                link.stream, Header(FrameKind.OPEN, plan.reservation_id, plan.fence), plan.ticket, self._clock
             )
         if segment is not None:
             self._send_segment(link, entry, segment)
@@ -265,7 +264,7 @@ class PeerSender:
                 entry.reply_deadline_s = self._clock.now_s() + self._limits.reply_s
         if is_complete:
             header = Header(FrameKind.COMMIT, plan.reservation_id, plan.fence)
-            self._send_control(link.stream, header, entry.push.commit_frame().pack())
+            send_frame(link.stream, header, entry.push.commit_frame().pack(), self._clock)
 
     def _send_segment(self, link: _Link, entry: _Entry, segment: Segment) -> None:
         plan = entry.push.plan
@@ -337,11 +336,14 @@ class PeerSender:
     def _read(self, link: _Link) -> None:
         try:
             while True:
-                self._hear(*self._receive(link.stream, limit_s=IDLE_FOREVER_S))
+                self._hear(link, *receive_frame(link.stream, self._clock, limit_s=IDLE_FOREVER_S))
         except PeerError as error:
             self._end(f"{error.label}: {error}")
 
-    def _hear(self, header: Header, payload: bytes) -> None:
+    def _hear(self, link: _Link, header: Header, payload: bytes) -> None:
+        if header.kind is FrameKind.TAKEN:
+            link.payloads.hear(header)
+            return
         with self._changed:
             entry = next(
                 (
@@ -390,15 +392,3 @@ class PeerSender:
     def _demote(self, transport: str) -> None:
         self._ladder.demote(transport, self._clock.now_s())
         logger.warning("transport_demoted peer=%x transport=%s", self._peer_incarnation, transport)
-
-    def _send_control(self, stream: ByteStream, header: Header, payload: bytes) -> None:
-        full = Header(header.kind, header.reservation_id, header.fence, payload_bytes=len(payload))
-        send_all(stream, [memoryview(full.pack()), memoryview(payload)], self._clock)
-
-    def _receive(self, stream: ByteStream, *, limit_s: float) -> tuple[Header, bytes]:
-        head = memoryview(bytearray(HEADER_BYTES))
-        receive_all(stream, [head], self._clock, limit_s=limit_s)
-        header = unpack_header(head)
-        payload = memoryview(bytearray(header.payload_bytes))
-        receive_all(stream, [payload], self._clock)
-        return header, bytes(payload)

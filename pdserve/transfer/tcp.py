@@ -10,6 +10,7 @@ from contextlib import suppress
 from pdserve.clock import Clock
 from pdserve.errors import ConfigError
 from pdserve.transfer.landing import LandingTable
+from pdserve.transfer.payload import ReceiverOpeners
 from pdserve.transfer.push import Endpoint
 from pdserve.transfer.receiver import serve_link
 from pdserve.transfer.socket_stream import SocketStream
@@ -37,10 +38,19 @@ def _stream(connection: socket.socket) -> SocketStream:
 class TcpListener:
     """Accepts links on its own thread and serves each on one more."""
 
-    def __init__(self, table: LandingTable, *, host: str, port: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        table: LandingTable,
+        *,
+        host: str,
+        port: int,
+        clock: Clock,
+        payload_openers: ReceiverOpeners | None = None,
+    ) -> None:
         """Raises ``ConfigError`` when the address cannot be had."""
         self._table = table
         self._clock = clock
+        self._payload_openers = payload_openers
         self._streams: set[SocketStream] = set()
         self._lock = threading.Lock()
         try:
@@ -75,6 +85,6 @@ class TcpListener:
     def _serve(self, stream: SocketStream) -> None:
         with self._lock:
             self._streams.add(stream)
-        serve_link(stream, self._table, self._clock)
+        serve_link(stream, self._table, self._clock, self._payload_openers)
         with self._lock:
             self._streams.discard(stream)

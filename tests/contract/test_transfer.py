@@ -16,6 +16,7 @@ from pdserve.kvcache.layout import KVLayout, PoolOrder
 from pdserve.transfer.stream import ByteStream, LinkLost
 from tests.support.links import (
     BACKENDS,
+    BESIDE_THE_STREAM,
     LAYOUT,
     WAIT_S,
     Decode,
@@ -271,13 +272,17 @@ class FaultyStream:
         self._inner.close()
 
 
-def frame_ends(backend: str) -> Iterator[int]:
+def cuts() -> Iterator[tuple[str, int]]:
     """Interesting places: in a header, between header and payload, in a payload, near the end."""
-    del backend
-    yield from (10, 64, 200, 400, 520, 600, 900, 1500, 1900, 2300)
+    for backend in BACKENDS:
+        if backend in BESIDE_THE_STREAM:  # with PAIR, and without the payload
+            places = (10, 64, 200, 262, 300, 370, 420, 450, 505, 509, 550)
+        else:
+            places = (10, 64, 200, 400, 520, 600, 900, 1500, 1900, 2300, 2600)
+        yield from ((backend, place) for place in places)
 
 
-@pytest.mark.parametrize("cut_at", list(frame_ends("")))
+@pytest.mark.parametrize(("backend", "cut_at"), list(cuts()))
 def test_a_cut_link_ends_the_push_on_both_sides(backend: str, cut_at: int) -> None:
     with (
         open_decode(backend) as decode,
@@ -329,14 +334,27 @@ class DeafStream(FaultyStream):
         return super().send_some(views, wait_s)
 
 
-def test_blocks_of_a_push_to_a_stopped_peer_come_back_at_once_when_it_is_aborted(backend: str) -> None:
+def stops() -> Iterator[tuple[str, int]]:
+    """In a payload where there is one, in a DATA header, in a checksum (of a frame that has all)."""
+    for backend in BACKENDS:
+        places = (450, 509) if backend in BESIDE_THE_STREAM else (400, 700, 5011)
+        yield from ((backend, place) for place in places)
+
+
+@pytest.mark.parametrize(("backend", "cut_at"), list(stops()))
+def test_blocks_of_a_push_to_a_stopped_peer_come_back_at_once_when_it_is_aborted(
+    backend: str, cut_at: int
+) -> None:
     with (
         open_decode(backend) as decode,
-        open_prefill(backend, decode.connect, wrap=lambda stream: DeafStream(stream, cut_at=700)) as prefill,
+        open_prefill(
+            backend, decode.connect, wrap=lambda stream: DeafStream(stream, cut_at=cut_at)
+        ) as prefill,
     ):
         plan = landing_plan(decode, blocks=TARGET)
         decode.table.expect(plan)
-        push_all(prefill, push_plan(plan, decode, blocks=SOURCE))
+        prefill.outbox.open(push_plan(plan, decode, blocks=SOURCE), prefill.done.put)
+        prefill.outbox.commit("r", 42)
         with pytest.raises(queue.Empty):
             prefill.done.get(timeout=0.2)
         prefill.outbox.abort("r", "deadline")

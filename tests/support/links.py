@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,18 +17,51 @@ from pdserve.kvcache.layout import KVLayout, PoolOrder
 from pdserve.transfer import grpc_link, inproc, shm, tcp
 from pdserve.transfer.hello import Hello
 from pdserve.transfer.landing import LandingPlan, LandingTable
+from pdserve.transfer.nccl import payloads as nccl_payloads
+from pdserve.transfer.nccl.pair import NcclPairs
 from pdserve.transfer.outbox import Connect, Outbox
 from pdserve.transfer.push import Endpoint, HandoffOutcome, PushPlan
 from pdserve.transfer.sender import LinkLimits
 from pdserve.transfer.stream import ByteStream
+from tests.support.fake_device import FakeDevice, FakeDeviceKV
 from tests.support.fake_kv import NumpyKV
+from tests.support.fake_nccl import FakeFabric, FakeNccl
 
 TICKET = b"good ticket"
 WAIT_S = 10.0
-BACKENDS = ["inproc", "tcp", "grpc", "shm"]
+BACKENDS = ["inproc", "tcp", "grpc", "shm", "nccl"]
+# Their payloads are not in the stream.
+BESIDE_THE_STREAM = {"nccl"}
 LAYOUT = KVLayout(
     num_layers=3, num_kv_heads=2, head_dim=8, dtype="float32", block_size=4, order=PoolOrder.HEAD_MAJOR
 )
+
+
+class NcclEnd:
+    """One process's NCCL: a library by script over a device that is none, reaching all others here."""
+
+    def __init__(self, kv: NumpyKV, version: str) -> None:
+        device = FakeDevice()
+        self.clock = ShiftedClock()
+        self.library = FakeNccl(fabric(), device, version)
+        self.device_kv = FakeDeviceKV(kv, device)
+        self.pairs = NcclPairs(self.library, self.device_kv, self.clock)
+
+
+@functools.cache
+def fabric() -> FakeFabric:
+    return FakeFabric()
+
+
+class ShiftedClock:
+    """Real time and what a test adds to it."""
+
+    def __init__(self) -> None:
+        self._clock = MonotonicClock()
+        self.shift_s = 0.0
+
+    def now_s(self) -> float:
+        return self._clock.now_s() + self.shift_s
 
 
 @dataclass
@@ -39,12 +73,14 @@ class Decode:
     incarnation: int
     sealed: queue.Queue[tuple[int, int]]
     aborted: queue.Queue[tuple[int, str]]
+    nccl: NcclEnd
 
 
 @dataclass
 class Prefill:
     kv: NumpyKV
     outbox: Outbox
+    nccl: NcclEnd
     done: queue.Queue[HandoffOutcome] = field(default_factory=queue.Queue)
 
 
@@ -61,8 +97,10 @@ def open_decode(
     fingerprint: str = "model",
     incarnation: int = 1,
     port: int = 0,
+    nccl_version: str = "2.30.3",
 ) -> Iterator[Decode]:
     kv = NumpyKV(layout, num_blocks=64)
+    nccl = NcclEnd(kv, nccl_version)
     sealed: queue.Queue[tuple[int, int]] = queue.Queue()
     aborted: queue.Queue[tuple[int, str]] = queue.Queue()
     table = LandingTable(
@@ -73,19 +111,27 @@ def open_decode(
         on_aborted=lambda reservation_id, reason: aborted.put((reservation_id, reason)),
     )
     with ExitStack() as stack:
-        address, connect = _listen(backend, table, port, stack)
+        address, connect = _listen(backend, table, port, stack, nccl)
         endpoint = Endpoint(backend, address)
-        yield Decode(kv, table, endpoint, connect, incarnation, sealed, aborted)
+        yield Decode(kv, table, endpoint, connect, incarnation, sealed, aborted, nccl)
 
 
-def _listen(backend: str, table: LandingTable, port: int, stack: ExitStack) -> tuple[str, Connect]:
+def _listen(
+    backend: str, table: LandingTable, port: int, stack: ExitStack, nccl: NcclEnd
+) -> tuple[str, Connect]:
     clock = MonotonicClock()
     if backend == "inproc":
         inproc_listener = inproc.InprocListener(table, clock=clock)
         stack.callback(inproc_listener.close)
         return "", inproc_listener.connect
-    if backend == "tcp":
-        listener = tcp.TcpListener(table, host="127.0.0.1", port=port, clock=clock)
+    if backend == "tcp" or backend in BESIDE_THE_STREAM:
+        listener = tcp.TcpListener(
+            table,
+            host="127.0.0.1",
+            port=port,
+            clock=clock,
+            payload_openers={"nccl": functools.partial(nccl_payloads.open_receiver, nccl.pairs, clock)},
+        )
         listener.start()
         stack.callback(listener.close)
         return f"127.0.0.1:{listener.port}", tcp.connect
@@ -119,18 +165,21 @@ def open_prefill(
     incarnation: int = 100,
     reply_limit_s: float = 5.0,
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
+    nccl_version: str = "2.30.3",
 ) -> Iterator[Prefill]:
     kv = NumpyKV(layout, num_blocks=64)
     kv.randomize(incarnation)
+    nccl = NcclEnd(kv, nccl_version)
     outbox = Outbox(
         hello=Hello(incarnation, fingerprint, layout),
         kv=kv,
         connectors={backend: lambda endpoint, limit_s: wrap(connect(endpoint, limit_s))},
+        payload_openers={"nccl": functools.partial(nccl_payloads.open_sender, nccl.pairs, MonotonicClock())},
         clock=MonotonicClock(),
         limits=LinkLimits(reply_s=reply_limit_s),
     )
     try:
-        yield Prefill(kv, outbox)
+        yield Prefill(kv, outbox, nccl)
     finally:
         outbox.close()
 
