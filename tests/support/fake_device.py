@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -121,9 +122,10 @@ class FakeDeviceKV:
     """Any pool of bytes as if it lay on a device."""
 
     def __init__(self, kv: KVBytes, device: FakeDevice) -> None:
+        """``buffers``: all that were ever made, so that a test sees which are still held."""
         self._kv = kv
         self._device = device
-        self.buffers: list[FakeBuffer] = []
+        self.buffers: list[weakref.ref[FakeBuffer]] = []
 
     @property
     def layout(self) -> KVLayout:
@@ -133,8 +135,9 @@ class FakeDeviceKV:
         return self._device.new_lane(self._kv)
 
     def new_buffer(self, num_bytes: int) -> FakeBuffer:
-        self.buffers.append(FakeBuffer(np.zeros(num_bytes, np.uint8)))
-        return self.buffers[-1]
+        buffer = FakeBuffer(np.zeros(num_bytes, np.uint8))
+        self.buffers.append(weakref.ref(buffer))
+        return buffer
 
 
 def _head(buffer: DeviceBuffer, num_bytes: int) -> Bytes:

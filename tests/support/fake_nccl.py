@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,8 +45,6 @@ class Script:
     stall_from: int = 1 << 30
     corrupt: bool = False
     abort_hangs: bool = False
-    # While it is set, an aborted receive still lands, as hardware may do until the abort is over.
-    on_abort: Callable[[], None] = lambda: None
 
 
 class FakeNccl:
@@ -58,6 +55,7 @@ class FakeNccl:
         self.num_ids = 0
         self.aborted: list[FakeCommunicator] = []
         self.communicators: list[FakeCommunicator] = []
+        self.received: list[Any] = []
         self.let_abort_go = threading.Event()
         self._fabric = fabric
         self._device = device
@@ -87,24 +85,29 @@ class FakeNccl:
 
     def send(self, communicator: Any, data: Any, *, peer: int, stream: int) -> None:
         self._start(communicator, peer)
+        number = communicator.num_operations
         taken = threading.Event()
         communicator.world.sends[communicator.rank].append((data, taken))
-        stalls = communicator.num_operations > self.script.stall_from
-        self._device.lanes[stream].enqueue(lambda: communicator.is_aborted or (taken.is_set() and not stalls))
+
+        def work() -> bool:
+            return communicator.is_aborted or (taken.is_set() and number <= self.script.stall_from)
+
+        self._device.lanes[stream].enqueue(work)
 
     def receive(self, communicator: Any, data: Any, *, peer: int, stream: int) -> None:
         self._start(communicator, peer)
-        stalls = communicator.num_operations > self.script.stall_from
+        number = communicator.num_operations
         sends = communicator.world.sends[peer]
 
         def work() -> bool:
             if communicator.is_aborted:
                 return True
-            if stalls or not sends:
+            if number > self.script.stall_from or not sends:
                 return False
             sent, taken = sends.popleft()
             assert len(sent) == len(data), f"{len(sent)} bytes sent, {len(data)} expected"
             data[:] = sent
+            self.received.append(data)
             if self.script.corrupt:
                 data[0] ^= 1
             taken.set()
@@ -114,7 +117,6 @@ class FakeNccl:
 
     def abort(self, communicator: Any) -> None:
         assert not communicator.is_aborted, "aborted twice"
-        self.script.on_abort()
         if self.script.abort_hangs:
             self.let_abort_go.wait(30.0)
         communicator.is_aborted = True

@@ -29,6 +29,7 @@ from tests.support.fake_nccl import FakeFabric, FakeNccl
 
 TICKET = b"good ticket"
 WAIT_S = 10.0
+LIMITS = LinkLimits()
 BACKENDS = ["inproc", "tcp", "grpc", "shm", "nccl"]
 # Their payloads are not in the stream.
 BESIDE_THE_STREAM = {"nccl"}
@@ -125,12 +126,13 @@ def _listen(
         stack.callback(inproc_listener.close)
         return "", inproc_listener.connect
     if backend == "tcp" or backend in BESIDE_THE_STREAM:
+        openers = {"nccl": functools.partial(nccl_payloads.open_receiver, nccl.pairs, nccl.clock)}
         listener = tcp.TcpListener(
             table,
             host="127.0.0.1",
             port=port,
             clock=clock,
-            payload_openers={"nccl": functools.partial(nccl_payloads.open_receiver, nccl.pairs, clock)},
+            payload_openers={} if backend == "tcp" else openers,
         )
         listener.start()
         stack.callback(listener.close)
@@ -163,7 +165,7 @@ def open_prefill(
     layout: KVLayout = LAYOUT,
     fingerprint: str = "model",
     incarnation: int = 100,
-    reply_limit_s: float = 5.0,
+    limits: LinkLimits = LIMITS,
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
     nccl_version: str = "2.30.3",
 ) -> Iterator[Prefill]:
@@ -173,10 +175,13 @@ def open_prefill(
     outbox = Outbox(
         hello=Hello(incarnation, fingerprint, layout),
         kv=kv,
-        connectors={backend: lambda endpoint, limit_s: wrap(connect(endpoint, limit_s))},
-        payload_openers={"nccl": functools.partial(nccl_payloads.open_sender, nccl.pairs, MonotonicClock())},
+        connectors={
+            "tcp": tcp.connect,  # the last rung of the ladder
+            backend: lambda endpoint, limit_s: wrap(connect(endpoint, limit_s)),
+        },
+        payload_openers={"nccl": functools.partial(nccl_payloads.open_sender, nccl.pairs, nccl.clock)},
         clock=MonotonicClock(),
-        limits=LinkLimits(reply_s=reply_limit_s),
+        limits=limits,
     )
     try:
         yield Prefill(kv, outbox, nccl)

@@ -1,0 +1,284 @@
+"""NCCL reports late, hangs, and dies with its peer. None of that may cost a block or a request."""
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pdserve.errors import ProtocolViolation
+from pdserve.transfer.device import memory
+from pdserve.transfer.device.pairing import PairRefused
+from pdserve.transfer.frame import FrameKind, Header
+from pdserve.transfer.inproc import stream_pair
+from pdserve.transfer.landing import LandingPlan
+from pdserve.transfer.nccl.pair import ABORT_LIMIT_S, DECODE_RANK, MAX_UNJOINED_IDS, PREFILL_RANK
+from pdserve.transfer.nccl.payloads import NcclPayloadReceiver
+from pdserve.transfer.push import Endpoint, HandoffOutcome
+from pdserve.transfer.sender import LinkLimits
+from tests.support.fake_nccl import REMOTE_ERROR, SYSTEM_ERROR, Script
+from tests.support.links import (
+    LAYOUT,
+    WAIT_S,
+    Decode,
+    NcclEnd,
+    Prefill,
+    landing_plan,
+    open_decode,
+    open_prefill,
+    push_all,
+    push_plan,
+)
+
+SOURCE = (9, 3, 4)
+TARGET = (5, 6, 7)
+POISON = -1.0
+NO_PROGRESS_S = 6.0
+
+
+class Fleet:
+    """One prefill and one decode process, and a way by tcp below NCCL."""
+
+    def __init__(self, decode: Decode, prefill: Prefill) -> None:
+        self.decode = decode
+        self.prefill = prefill
+        self._last_id = 0
+
+    @property
+    def ends(self) -> tuple[NcclEnd, NcclEnd]:
+        return self.prefill.nccl, self.decode.nccl
+
+    def begin_push(self) -> LandingPlan:
+        self._last_id += 1
+        number = self._last_id
+        plan = landing_plan(
+            self.decode, blocks=TARGET, request_id=f"r{number}", reservation_id=number, fence=number
+        )
+        ways = (self.decode.endpoint, Endpoint("tcp", self.decode.endpoint.address))
+        self.decode.table.expect(plan)
+        push_all(self.prefill, replace(push_plan(plan, self.decode, blocks=SOURCE), endpoints=ways))
+        return plan
+
+    def outcome(self) -> HandoffOutcome:
+        return self.prefill.done.get(timeout=WAIT_S)
+
+    def push(self) -> HandoffOutcome:
+        plan = self.begin_push()
+        outcome = self.outcome()
+        if outcome.sealed:
+            sent = self.prefill.kv.tokens(SOURCE, 0, plan.num_tokens)
+            assert np.array_equal(self.decode.kv.tokens(TARGET, 0, plan.num_tokens), sent)
+        return outcome
+
+    def drain(self, plan: LandingPlan, limit_s: float = 1.0) -> None:
+        quiet = threading.Event()
+        self.decode.table.withdraw(plan.reservation_id, quiet.set)
+        assert quiet.wait(limit_s), "decode's blocks are not quiet"
+
+    def poison(self) -> None:
+        for pool in self.decode.kv.pools:
+            pool[:] = POISON
+
+    def assert_still_poisoned(self) -> None:
+        assert all((pool == POISON).all() for pool in self.decode.kv.pools), "a late write landed"
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    limits = LinkLimits(link_s=0.5)
+    with open_decode("nccl") as decode, open_prefill("nccl", decode.connect, limits=limits) as prefill:
+        yield Fleet(decode, prefill)
+    for end in (prefill.nccl, decode.nccl):  # the leak check
+        end.library.let_abort_go.set()
+        end.clock.shift_s += NO_PROGRESS_S
+        wait_for(lambda end=end: not end.pairs.num_open, "a pair is left")  # type: ignore[misc]
+        assert len(end.library.aborted) == len(end.library.communicators)
+
+
+def wait_for(condition: Callable[[], bool], problem: str) -> None:
+    pause = threading.Event()
+    for _ in range(1000):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError(problem)
+
+
+def test_a_healthy_pair_is_aborted_as_well_and_only_at_the_end(fleet: Fleet) -> None:
+    assert [fleet.push().transport for _ in range(3)] == ["nccl"] * 3
+    assert [len(end.library.communicators) for end in fleet.ends] == [1, 1]
+    assert [len(end.library.aborted) for end in fleet.ends] == [0, 0]
+    assert fleet.decode.nccl.pairs.num_unjoined_ids == 0
+    # After the test the leak check finds both aborted.
+
+
+def test_another_version_of_nccl_takes_the_next_way_and_costs_no_unique_id() -> None:
+    with (
+        open_decode("nccl", nccl_version="2.30.3") as decode,
+        open_prefill("nccl", decode.connect, nccl_version="2.28.9") as prefill,
+    ):
+        outcome = Fleet(decode, prefill).push()
+        assert (outcome.sealed, outcome.transport) == (True, "tcp")
+        assert decode.nccl.library.num_ids == 0
+
+
+def test_a_worker_without_nccl_refuses_the_pair_and_the_next_way_is_taken() -> None:
+    with open_decode("tcp") as decode, open_prefill("nccl", decode.connect) as prefill:
+        decode.endpoint = Endpoint("nccl", decode.endpoint.address)
+        outcome = Fleet(decode, prefill).push()
+        assert (outcome.sealed, outcome.transport) == (True, "tcp")
+
+
+@pytest.mark.parametrize("who", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    "script", [Script(init_status=SYSTEM_ERROR), Script(init_hangs=True)], ids=["fails", "hangs"]
+)
+def test_a_pair_that_does_not_come_up_takes_the_next_way(fleet: Fleet, who: str, script: Script) -> None:
+    end = fleet.prefill.nccl if who == "prefill" else fleet.decode.nccl
+    end.library.script = script
+    outcome = fleet.push()
+    assert (outcome.sealed, outcome.transport) == (True, "tcp")
+    assert fleet.decode.nccl.pairs.num_unjoined_ids == 1
+
+
+@pytest.mark.parametrize("who", ["prefill", "decode"])
+@pytest.mark.parametrize("failure", [SYSTEM_ERROR, REMOTE_ERROR])
+def test_an_error_reported_in_the_middle_ends_the_push_and_demotes_nccl(
+    fleet: Fleet, who: str, failure: int
+) -> None:
+    end = fleet.prefill.nccl if who == "prefill" else fleet.decode.nccl
+    end.library.script = Script(fail_from=0, failure=failure)
+    plan = fleet.begin_push()
+    outcome = fleet.outcome()
+    assert (outcome.sealed, outcome.transport) == (False, "nccl")
+    assert "nccl" in outcome.reason or "link_lost" in outcome.reason
+    assert fleet.decode.aborted.get(timeout=WAIT_S)[0] == plan.reservation_id
+    fleet.drain(plan)
+    assert fleet.push().transport == "tcp"
+
+
+@pytest.mark.parametrize("who", ["prefill", "decode"])
+def test_a_payload_without_progress_is_given_up_and_aborted(fleet: Fleet, who: str) -> None:
+    end = fleet.prefill.nccl if who == "prefill" else fleet.decode.nccl
+    end.library.script = Script(stall_from=0)
+    plan = fleet.begin_push()
+    wait_for(lambda: bool(end.library.communicators and end.library.communicators[0].num_operations), "idle")
+    end.clock.shift_s += NO_PROGRESS_S
+    outcome = fleet.outcome()
+    assert not outcome.sealed
+    for each in fleet.ends:
+        wait_for(lambda each=each: len(each.library.aborted) == 1, "not aborted")  # type: ignore[misc]
+    fleet.drain(plan)
+    assert fleet.push().transport == "tcp"
+
+
+def test_a_peer_that_is_gone_is_noticed_by_its_socket(fleet: Fleet) -> None:
+    """Its GPU would only fall silent."""
+    fleet.decode.nccl.library.script = Script(stall_from=0)
+    plan = fleet.begin_push()
+    wait_until_receiving(fleet)
+    fleet.prefill.outbox.close()
+    assert fleet.decode.aborted.get(timeout=1.0) == (plan.reservation_id, "link_lost")
+    fleet.drain(plan)
+    wait_for(lambda: len(fleet.decode.nccl.library.aborted) == 1, "not aborted")
+
+
+def test_blocks_are_quiet_while_a_receive_hangs_and_what_lands_late_lands_elsewhere(fleet: Fleet) -> None:
+    fleet.decode.nccl.library.script = Script(stall_from=0)
+    plan = fleet.begin_push()
+    wait_until_receiving(fleet)
+    fleet.drain(plan, limit_s=0.25)
+    fleet.poison()
+    fleet.decode.nccl.library.script.stall_from = 1 << 30
+    assert (fleet.outcome().sealed, fleet.decode.sealed.empty()) == (False, True)
+    fleet.assert_still_poisoned()
+    assert fleet.push().transport == "nccl", "the link did not survive a drain"
+
+
+def test_an_abort_frees_the_source_blocks_while_a_send_hangs(fleet: Fleet) -> None:
+    fleet.decode.nccl.library.script = Script(stall_from=0)
+    plan = fleet.begin_push()
+    wait_until_receiving(fleet)
+    fleet.prefill.outbox.abort(plan.request_id, "disconnect")
+    assert fleet.prefill.done.get(timeout=0.25).reason == "disconnect"
+    fleet.decode.nccl.library.script.stall_from = 1 << 30
+    assert fleet.decode.aborted.get(timeout=WAIT_S) == (plan.reservation_id, "disconnect")
+    fleet.drain(plan)
+    assert fleet.push().transport == "nccl"
+
+
+def test_staging_memory_stays_in_quarantine_until_the_abort_is_over(fleet: Fleet) -> None:
+    decode = fleet.decode.nccl
+    decode.library.script = Script(fail_from=0, abort_hangs=True)
+    plan = fleet.begin_push()
+    assert not fleet.outcome().sealed
+    fleet.drain(plan)  # the blocks are free all the same
+    wait_for(lambda: decode.pairs.num_open == 1 and threads_named("nccl-abort") > 0, "no abort has begun")
+    assert decode.pairs.num_stuck == 0
+    decode.clock.shift_s += ABORT_LIMIT_S + 1
+    assert decode.pairs.num_stuck == 1
+    gc.collect()
+    assert decode.device_kv.buffers[0]() is not None, "memory went while NCCL may write to it"
+    with pytest.raises(PairRefused, match="restart"):
+        decode.pairs.check_room()
+    assert fleet.push().transport == "tcp"
+    decode.library.let_abort_go.set()
+    wait_for(lambda: decode.pairs.num_open == 0, "the abort is not over")
+    assert decode.pairs.num_stuck == 0
+    gc.collect()
+    assert decode.device_kv.buffers[0]() is None
+
+
+def test_a_wrong_byte_is_found_by_the_checksum(fleet: Fleet) -> None:
+    fleet.decode.nccl.library.script = Script(corrupt=True)
+    plan = fleet.begin_push()
+    assert fleet.outcome().reason == "checksum"
+    fleet.drain(plan)
+    assert not any(pool.any() for pool in fleet.decode.kv.pools), "it was placed before it was checked"
+
+
+def test_what_does_not_fit_into_the_staging_memory_travels_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer_of_a_block = LAYOUT.block_bytes // LAYOUT.num_layers
+    monkeypatch.setattr(memory, "STAGING_BYTES", layer_of_a_block + 1)
+    with open_decode("nccl") as decode, open_prefill("nccl", decode.connect) as prefill:
+        outcome = Fleet(decode, prefill).push()
+        assert (outcome.sealed, outcome.transport) == (True, "nccl")
+        sizes = [len(data) for data in decode.nccl.library.received]
+        assert sizes == [layer_of_a_block] * 9
+
+
+def test_a_payload_that_is_larger_than_agreed_is_refused() -> None:
+    with ExitStack() as stack:
+        decode, prefill = (stack.enter_context(open_decode("tcp")).nccl for _ in range(2))
+        unique_id = decode.pairs.unique_id()
+        thread = threading.Thread(
+            target=lambda: prefill.pairs.open(unique_id, rank=PREFILL_RANK, limit_s=WAIT_S)
+        )
+        thread.start()
+        pair = decode.pairs.open(unique_id, rank=DECODE_RANK, limit_s=WAIT_S)
+        thread.join(WAIT_S)
+        receiver = NcclPayloadReceiver(pair, stream_pair()[0], decode.clock)
+        with pytest.raises(ProtocolViolation, match="agreed"):
+            receiver.skip(Header(FrameKind.DATA, payload_bytes=pair.staging.num_bytes + 1))
+        receiver.close()
+
+
+def test_ids_to_which_nobody_comes_are_bounded() -> None:
+    with open_decode("nccl") as decode:
+        for _ in range(MAX_UNJOINED_IDS):
+            decode.nccl.pairs.unique_id()
+        with pytest.raises(PairRefused, match="nobody came"):
+            decode.nccl.pairs.unique_id()
+        assert decode.nccl.library.num_ids == MAX_UNJOINED_IDS
+
+
+def wait_until_receiving(fleet: Fleet) -> None:
+    library = fleet.decode.nccl.library
+    wait_for(lambda: bool(library.communicators) and library.communicators[0].num_operations > 0, "idle")
+
+
+def threads_named(name: str) -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
