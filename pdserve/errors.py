@@ -13,7 +13,8 @@ The label is the same in HTTP bodies, in ``Failed`` messages and in metrics::
     ├── PeerError               peer_error             502  a worker or link misbehaved
     │   ├── WorkerLost          worker_lost            502
     │   ├── ProtocolViolation   protocol_violation     502
-    │   └── IncompatiblePeer    incompatible_peer      502
+    │   ├── IncompatiblePeer    incompatible_peer      502
+    │   └── DeviceFault         device_fault           502  our own GPU failed under a link
     ├── EngineFailure           engine_failure         500  a step raised
     ├── ConfigError             config_error           the operator can mend it
     └── UnsupportedModel        unsupported_model      the operator can mend it
@@ -101,6 +102,12 @@ class IncompatiblePeer(PeerError):
     def __init__(self, field: str, *, ours: object, theirs: object) -> None:
         super().__init__(f"{field} differs: ours is {ours!r}, the peer's is {theirs!r}")
         self.field = field
+
+
+class DeviceFault(PeerError):
+    """For the peer it is a link that ended."""
+
+    label = "device_fault"
 
 
 class EngineFailure(PdserveError):

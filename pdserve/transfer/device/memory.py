@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from pdserve.errors import PeerError
 from pdserve.kvcache.layout import KVLayout
 from pdserve.kvcache.segment import Segment, WireOrder
 
 STAGING_BYTES = 16 << 20
-
-
-class DeviceFault(PeerError):
-    """Our own device or its driver failed; the link ends."""
-
-    label = "device_fault"
 
 
 class DeviceBuffer(Protocol):

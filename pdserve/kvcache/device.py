@@ -1,0 +1,260 @@
+"""A KV pool on a GPU as the transfer uses it: lanes and buffers, and bytes for ways that know no GPU.
+
+``DeviceKV`` implements ``transfer.device.memory.DeviceKV`` and ``segment.KVBytes``. On a CPU it does the
+same without streams, which is how most of it is tested. **Never run on a GPU yet.**
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pdserve.errors import DeviceFault
+from pdserve.kvcache.layout import KVLayout, PoolOrder
+from pdserve.kvcache.segment import Segment, WireOrder
+from pdserve.kvcache.storage import KVStorage
+
+WORD_BYTES = 8
+# Odd 64-bit numbers without a pattern, as signed ones.
+PLACE_FACTOR = -0x61C8864680B583EB
+MIX_FACTOR = -0x40A7B892E31B1A47
+
+
+class Buffer(Protocol):
+    def head(self, num_bytes: int) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuffer:
+    """``content``: bytes, as many as whole words need; the last word may be part padding."""
+
+    content: Tensor
+    num_bytes: int
+
+    def head(self, num_bytes: int) -> Tensor:
+        return self.content[:num_bytes]
+
+
+@dataclass(slots=True)
+class _Landing:
+    views: list[memoryview]
+    finish: Callable[[], None]
+
+
+class DeviceKV:
+    def __init__(self, storage: KVStorage) -> None:
+        self.layout: KVLayout = storage.layout
+        self._payloads = _Payloads(storage)
+        self._device = storage.k[0].device
+
+    def new_lane(self) -> TorchLane:
+        """Raises ``DeviceFault``. Makes the device the calling thread's current one."""
+        with _faults():
+            if self._device.type != "cuda":
+                return TorchLane(self._payloads, None)
+            torch.cuda.set_device(self._device)
+            return TorchLane(self._payloads, torch.cuda.Stream(self._device))
+
+    def new_buffer(self, num_bytes: int) -> TorchBuffer:
+        """Raises ``DeviceFault``, also when the memory is full."""
+        with _faults():
+            padded = -(-num_bytes // WORD_BYTES) * WORD_BYTES
+            return TorchBuffer(torch.empty(padded, dtype=torch.uint8, device=self._device), num_bytes)
+
+    # -------------------------------------------------- for ways through the host's memory
+
+    def read_views(
+        self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder
+    ) -> list[memoryview]:
+        content = self._scratch(segment, wire_order, self._device)
+        with _faults():
+            self._payloads.gather(segment, block_table, wire_order, content)
+            return [content.cpu().numpy().data]
+
+    def write_views(self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder) -> _Landing:
+        staged = self._scratch(segment, wire_order, torch.device("cpu"))
+
+        def finish() -> None:
+            with _faults():
+                self._payloads.scatter(segment, block_table, wire_order, staged.to(self._device))
+                if self._device.type == "cuda":
+                    torch.cuda.current_stream(self._device).synchronize()
+
+        return _Landing([staged.numpy().data], finish)
+
+    def _scratch(self, segment: Segment, wire_order: WireOrder, device: torch.device) -> Tensor:
+        num_bytes = segment.payload_bytes(self.layout, wire_order)
+        return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+
+class TorchLane:
+    """A CUDA stream with the copies of one link on it; None: a CPU, where all is done at once."""
+
+    def __init__(self, payloads: _Payloads, stream: torch.cuda.Stream | None) -> None:
+        self._payloads = payloads
+        self._stream = stream
+        self._places: Tensor | None = None
+
+    @property
+    def handle(self) -> int:
+        return 0 if self._stream is None else self._stream.cuda_stream
+
+    def gather(
+        self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder, into: Buffer
+    ) -> None:
+        with self._enqueueing():
+            self._wait_for_engine()
+            self._payloads.gather(
+                segment, block_table, wire_order, _tensor(into, self._size(segment, wire_order))
+            )
+
+    def scatter(
+        self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder, source: Buffer
+    ) -> None:
+        with self._enqueueing():
+            self._wait_for_engine()
+            self._payloads.scatter(
+                segment, block_table, wire_order, _tensor(source, self._size(segment, wire_order))
+            )
+
+    def copy(self, source: Buffer, target: Buffer, num_bytes: int) -> None:
+        with self._enqueueing():
+            _tensor(target, num_bytes).copy_(_tensor(source, num_bytes), non_blocking=True)
+
+    def checksum(self, buffer: Buffer, num_bytes: int) -> Callable[[], int]:
+        """The sum of all words, each mixed with its place; the padding counts as zeros."""
+        with self._enqueueing():
+            num_words = -(-num_bytes // WORD_BYTES)
+            whole = _tensor(buffer, num_words * WORD_BYTES)
+            whole[num_bytes:] = 0
+            words = whole.view(torch.int64)
+            result = torch.empty((), dtype=torch.int64, pin_memory=self._stream is not None)
+            result.copy_(_mixed(words, self._places_of(words)).sum(), non_blocking=True)
+        return lambda: int(result.item()) % 2**64
+
+    def mark(self) -> Callable[[], bool]:
+        if self._stream is None:
+            return lambda: True
+        with _faults():
+            event = torch.cuda.Event()
+            event.record(self._stream)
+
+        def is_done() -> bool:
+            with _faults():
+                return bool(event.query())
+
+        return is_done
+
+    def _places_of(self, words: Tensor) -> Tensor:
+        if self._places is None or len(self._places) < len(words):
+            places = torch.arange(1, len(words) + 1, dtype=torch.int64, device=words.device)
+            self._places = places * PLACE_FACTOR
+        return self._places[: len(words)]
+
+    def _size(self, segment: Segment, wire_order: WireOrder) -> int:
+        return segment.payload_bytes(self._payloads.layout, wire_order)
+
+    def _wait_for_engine(self) -> None:
+        """The engine works on the device's default stream."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
+
+    @contextmanager
+    def _enqueueing(self) -> Iterator[None]:
+        on_stream: AbstractContextManager[object] = torch.cuda.stream(self._stream)
+        with _faults(), on_stream:
+            yield
+
+
+class _Payloads:
+    """Segments of a pool as the bytes of a payload, in the order of the wire; all on the pool's device."""
+
+    def __init__(self, storage: KVStorage) -> None:
+        self.layout = storage.layout
+        self._storage = storage
+
+    def gather(
+        self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder, into: Tensor
+    ) -> None:
+        if wire_order is WireOrder.BLOCK:
+            index = self._blocks(segment, block_table)
+            for pool, part in self._parts(segment, into):
+                torch.index_select(pool, 0, index, out=part.view(len(index), *pool.shape[1:]))
+        else:
+            cells = self._cells(segment, block_table)
+            for pool, part in self._parts(segment, into):
+                content = self._tokens_first(pool, segment)[cells]
+                part.view(content.shape).copy_(content)
+
+    def scatter(
+        self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder, source: Tensor
+    ) -> None:
+        if wire_order is WireOrder.BLOCK:
+            index = self._blocks(segment, block_table)
+            for pool, part in self._parts(segment, source):
+                pool.index_copy_(0, index, part.view(len(index), *pool.shape[1:]))
+        else:
+            cells = self._cells(segment, block_table)
+            shape = (segment.num_tokens, segment.num_heads, self.layout.cell_elements)
+            for pool, part in self._parts(segment, source):
+                self._tokens_first(pool, segment)[cells] = part.view(shape)
+
+    def _parts(self, segment: Segment, payload: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """K and V of each layer: the pool, and its part of the payload in the pool's type."""
+        pools = [
+            pool
+            for layer in range(segment.layer_begin, segment.layer_end)
+            for pool in (self._storage.k[layer], self._storage.v[layer])
+        ]
+        yield from zip(pools, payload.view(pools[0].dtype).chunk(len(pools)), strict=True)
+
+    def _blocks(self, segment: Segment, block_table: Sequence[int]) -> Tensor:
+        first = segment.token_begin // self.layout.block_size
+        last = self.layout.num_blocks_for(segment.token_end)
+        return self._index(block_table[first:last])
+
+    def _cells(self, segment: Segment, block_table: Sequence[int]) -> tuple[Tensor, Tensor]:
+        positions = range(segment.token_begin, segment.token_end)
+        size = self.layout.block_size
+        return (
+            self._index([block_table[position // size] for position in positions]),
+            self._index([position % size for position in positions]),
+        )
+
+    def _index(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, device=self._storage.k[0].device)
+
+    def _tokens_first(self, pool: Tensor, segment: Segment) -> Tensor:
+        """A view [block, token, head, dim] of the segment's heads."""
+        if self.layout.order is PoolOrder.HEAD_MAJOR:
+            pool = pool.transpose(1, 2)
+        return pool[:, :, segment.head_begin : segment.head_begin + segment.num_heads]
+
+
+def _mixed(words: Tensor, places: Tensor) -> Tensor:
+    """One to one for each place, and every bit bears on others: a plain sum would let pairs of errors by."""
+    mixed = words + places
+    mixed ^= (mixed >> 32) & 0xFFFF_FFFF
+    mixed *= MIX_FACTOR
+    mixed ^= (mixed >> 29) & 0x7_FFFF_FFFF
+    return mixed
+
+
+def _tensor(buffer: Buffer, num_bytes: int) -> Tensor:
+    content = buffer.head(num_bytes)
+    assert isinstance(content, Tensor), f"{buffer} is not of this device"
+    return content
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    """Torch reports the driver's errors, also those of work begun long before, as RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise DeviceFault(str(error)) from error
