@@ -228,8 +228,24 @@ def test_staging_memory_stays_in_quarantine_until_the_abort_is_over(fleet: Fleet
     decode.library.let_abort_go.set()
     wait_for(lambda: decode.pairs.num_open == 0, "the abort is not over")
     assert decode.pairs.num_stuck == 0
+    wait_for(lambda: not threads_named("nccl-abort"), "the thread is left")
     gc.collect()
     assert decode.device_kv.buffers[0]() is None
+
+
+def test_after_an_abort_that_failed_memory_stays_and_no_pair_is_made_any_more() -> None:
+    with open_decode("nccl") as decode, open_prefill("nccl", decode.connect) as prefill:
+        fleet, end = Fleet(decode, prefill), decode.nccl
+        end.library.script = Script(fail_from=0, abort_fails=True)
+        plan = fleet.begin_push()
+        assert not fleet.outcome().sealed
+        fleet.drain(plan)
+        wait_for(lambda: not threads_named("nccl-abort"), "the abort goes on")
+        end.clock.shift_s += ABORT_LIMIT_S + 1
+        assert (end.pairs.num_open, end.pairs.num_stuck) == (1, 1)
+        gc.collect()
+        assert end.device_kv.buffers[0]() is not None, "memory went while NCCL may write to it"
+        assert fleet.push().transport == "tcp"
 
 
 def test_a_wrong_byte_is_found_by_the_checksum(fleet: Fleet) -> None:

@@ -45,6 +45,7 @@ class Script:
     stall_from: int = 1 << 30
     corrupt: bool = False
     abort_hangs: bool = False
+    abort_fails: bool = False
 
 
 class FakeNccl:
@@ -119,6 +120,8 @@ class FakeNccl:
         assert not communicator.is_aborted, "aborted twice"
         if self.script.abort_hangs:
             self.let_abort_go.wait(30.0)
+        if self.script.abort_fails:
+            raise NcclError("abort", SYSTEM_ERROR, "scripted")
         communicator.is_aborted = True
         self.aborted.append(communicator)
 
