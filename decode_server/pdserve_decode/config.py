@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from pdserve.config import CommaSeparated
 from pdserve.worker.config import WorkerSettings
 
-TRANSPORTS = ("shm", "tcp", "grpc")
+TRANSPORTS = ("nccl", "shm", "tcp", "grpc")
 
 
 class DecodeSettings(WorkerSettings):
@@ -17,7 +17,8 @@ class DecodeSettings(WorkerSettings):
 
     program: ClassVar[str] = "decode"
     transports: CommaSeparated = Field(
-        ["shm", "tcp", "grpc"], description="ways in for KV, in order of preference: shm, tcp, grpc"
+        list(TRANSPORTS),
+        description="ways in for KV, in order of preference: nccl (left out without a GPU), shm, tcp, grpc",
     )
     data_port: int = Field(0, ge=0, le=65535, description="tcp port for KV; 0 takes a free one")
     prefill_chunk_tokens: int = Field(

@@ -6,7 +6,7 @@ import asyncio
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import grpc
@@ -14,6 +14,7 @@ import grpc
 from pdserve import tracing
 from pdserve.clock import Clock, MonotonicClock
 from pdserve.config import secret_bytes
+from pdserve.errors import ConfigError
 from pdserve.engine.build import BuiltEngine, build_engine
 from pdserve.model.embedded import resolve_model
 from pdserve.rpc.session import SessionServer
@@ -89,23 +90,41 @@ class _WayIn:
 def _ways_in(
     settings: DecodeSettings, server: grpc.aio.Server, port: int, service: DecodeService, clock: Clock
 ) -> list[_WayIn]:
-    """Listens for KV on every transport that is set, in order of preference."""
+    """Listens for KV on every transport that is set, in order of preference.
+
+    What needs a GPU, and is not there, is left out. Raises ``ConfigError`` when nothing remains.
+    """
+
+    @cache
+    def listener() -> tcp.TcpListener:
+        listener = tcp.TcpListener(
+            service.landing,
+            host=settings.host,
+            port=settings.data_port,
+            clock=clock,
+            payload_openers=service.gpu_ways.receivers,
+        )
+        listener.start()
+        return listener
 
     def shared_memory() -> _WayIn:
         listener = shm.SharedMemoryListener(service.landing, clock=clock)
         listener.start()
         return _WayIn(pb.Endpoint(transport=shm.NAME, address=listener.address), listener.close)
 
-    def sockets() -> _WayIn:
-        listener = tcp.TcpListener(service.landing, host=settings.host, port=settings.data_port, clock=clock)
-        listener.start()
-        address = f"{settings.reachable_host}:{listener.port}"
-        return _WayIn(pb.Endpoint(transport=tcp.NAME, address=address), listener.close)
+    def sockets(transport: str) -> _WayIn:
+        address = f"{settings.reachable_host}:{listener().port}"
+        return _WayIn(pb.Endpoint(transport=transport, address=address), listener().close)
 
     def control_port() -> _WayIn:
         server.add_generic_rpc_handlers((grpc_link.handler(service.landing, clock),))
         address = f"{settings.reachable_host}:{port}"
         return _WayIn(pb.Endpoint(transport=grpc_link.NAME, address=address), lambda: None)
 
-    open_way = {shm.NAME: shared_memory, tcp.NAME: sockets, grpc_link.NAME: control_port}
-    return [open_way[name]() for name in settings.transports]
+    open_way = {shm.NAME: shared_memory, grpc_link.NAME: control_port}
+    for name in (tcp.NAME, *service.gpu_ways.receivers):
+        open_way[name] = partial(sockets, name)
+    ways_in = [open_way[name]() for name in settings.transports if name in open_way]
+    if not ways_in:
+        raise ConfigError(f"none of these transports can be had here: {', '.join(settings.transports)}")
+    return ways_in

@@ -25,6 +25,7 @@ from pdserve.rpc.v1 import worker_pb2 as pb
 from pdserve.transfer.hello import Hello
 from pdserve.transfer.landing import LandingPlan, LandingTable
 from pdserve.worker.directory import RequestDirectory
+from pdserve.worker.gpu_ways import gpu_ways
 from pdserve.worker.ledger import Ledger
 from pdserve.worker.metrics import WorkerMetrics
 from pdserve.worker.requests import sequence_from_proto
@@ -67,15 +68,17 @@ class DecodeService:
         self.engine_loop = EngineLoop(
             built.engine, on_outputs=self.on_outputs, on_broken=on_broken, clock=clock
         )
+        self.gpu_ways = gpu_ways(built.storage, clock)
         self.landing = LandingTable(
             hello=Hello(identity.incarnation, identity.model_fingerprint, built.storage.layout),
-            kv=built.storage,
+            kv=self.gpu_ways.kv,
             verify_ticket=self._verify_ticket,
             on_sealed=self.on_sealed,
             on_aborted=self.on_aborted,
         )
         self.metrics = WorkerMetrics(self.status, self._directory)
-        self.metrics.register(LandingCollector(self._ledger, self.landing))
+        for collector in (LandingCollector(self._ledger, self.landing), *self.gpu_ways.collectors):
+            self.metrics.register(collector)
 
     def offer(self, endpoints: list[pb.Endpoint]) -> None:
         """The ways in for KV, in order of preference; known once the listeners are bound."""

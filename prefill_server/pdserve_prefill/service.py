@@ -21,10 +21,12 @@ from pdserve.outcomes import OK, SEALED, abort_label
 from pdserve.rpc.session import RouterSession, failed
 from pdserve.rpc.v1 import worker_pb2 as pb
 from pdserve.tracing import Attributes
+from pdserve.transfer import tcp
 from pdserve.transfer.hello import Hello
 from pdserve.transfer.outbox import Connect, Outbox
 from pdserve.transfer.push import HandoffOutcome
 from pdserve.worker.directory import RequestDirectory
+from pdserve.worker.gpu_ways import gpu_ways
 from pdserve.worker.ledger import Ledger
 from pdserve.worker.metrics import WorkerMetrics
 from pdserve.worker.requests import sequence_from_proto
@@ -61,14 +63,17 @@ class PrefillService:
         self.engine_loop = EngineLoop(
             built.engine, on_outputs=self.on_outputs, on_broken=on_broken, clock=clock
         )
+        ways = gpu_ways(built.storage, clock)
         self.outbox = Outbox(
             hello=Hello(identity.incarnation, identity.model_fingerprint, built.storage.layout),
-            kv=built.storage,
-            connectors=connectors,
+            kv=ways.kv,
+            connectors=connectors | dict.fromkeys(ways.senders, tcp.connect),
+            payload_openers=ways.senders,
             clock=clock,
         )
         self.metrics = WorkerMetrics(self.status, self._directory)
-        self.metrics.register(self._transfers)
+        for collector in (self._transfers, *ways.collectors):
+            self.metrics.register(collector)
         built.engine.on_layer_written = self.on_layer_written
 
     # ------------------------------------------------------------ event loop

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pdserve.errors import PeerError
+from pdserve.errors import DeviceFault
 
 # Of ncclResult_t; everything else is an error.
 SUCCESS = 0
 IN_PROGRESS = 7
 
 
-class NcclError(PeerError):
+class NcclError(DeviceFault):
     """A call failed, or something that was started failed later."""
-
-    label = "nccl_error"
 
     def __init__(self, call: str, status: int, detail: str) -> None:
         super().__init__(f"nccl: {call}: {detail} (status {status})")
