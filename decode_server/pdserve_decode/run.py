@@ -14,8 +14,8 @@ import grpc
 from pdserve import tracing
 from pdserve.clock import Clock, MonotonicClock
 from pdserve.config import secret_bytes
-from pdserve.errors import ConfigError
 from pdserve.engine.build import BuiltEngine, build_engine
+from pdserve.errors import ConfigError
 from pdserve.model.embedded import resolve_model
 from pdserve.rpc.session import SessionServer
 from pdserve.rpc.v1 import worker_pb2 as pb

@@ -23,6 +23,7 @@ WORD_BYTES = 8
 # Odd 64-bit numbers without a pattern, as signed ones.
 PLACE_FACTOR = -0x61C8864680B583EB
 MIX_FACTOR = -0x40A7B892E31B1A47
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 class Buffer(Protocol):
@@ -175,8 +176,13 @@ class _Payloads:
     """Segments of a pool as the bytes of a payload, in the order of the wire; all on the pool's device."""
 
     def __init__(self, storage: KVStorage) -> None:
-        self.layout = storage.layout
-        self._storage = storage
+        self.layout = layout = storage.layout
+        self._device = storage.k[0].device
+        # Cells are copied, not computed with: as the widest integers that fit, whatever their type.
+        self._word = next(word for word in _WORDS if layout.cell_bytes % word.itemsize == 0)
+        self._pools = [
+            pool.view(self._word) for pair in zip(storage.k, storage.v, strict=True) for pool in pair
+        ]
 
     def gather(
         self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder, into: Tensor
@@ -200,18 +206,14 @@ class _Payloads:
                 pool.index_copy_(0, index, part.view(len(index), *pool.shape[1:]))
         else:
             cells = self._cells(segment, block_table)
-            shape = (segment.num_tokens, segment.num_heads, self.layout.cell_elements)
+            shape = (segment.num_tokens, segment.num_heads, self._pools[0].shape[-1])
             for pool, part in self._parts(segment, source):
                 self._tokens_first(pool, segment)[cells] = part.view(shape)
 
     def _parts(self, segment: Segment, payload: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """K and V of each layer: the pool, and its part of the payload in the pool's type."""
-        pools = [
-            pool
-            for layer in range(segment.layer_begin, segment.layer_end)
-            for pool in (self._storage.k[layer], self._storage.v[layer])
-        ]
-        yield from zip(pools, payload.view(pools[0].dtype).chunk(len(pools)), strict=True)
+        """K and V of each layer: the pool, and its part of the payload."""
+        pools = self._pools[2 * segment.layer_begin : 2 * segment.layer_end]
+        yield from zip(pools, payload.view(self._word).chunk(len(pools)), strict=True)
 
     def _blocks(self, segment: Segment, block_table: Sequence[int]) -> Tensor:
         first = segment.token_begin // self.layout.block_size
@@ -227,7 +229,7 @@ class _Payloads:
         )
 
     def _index(self, numbers: Sequence[int]) -> Tensor:
-        return torch.tensor(numbers, device=self._storage.k[0].device)
+        return torch.tensor(numbers, device=self._device)
 
     def _tokens_first(self, pool: Tensor, segment: Segment) -> Tensor:
         """A view [block, token, head, dim] of the segment's heads."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.kvcache.device import DeviceKV
-from pdserve.kvcache.layout import KVLayout, PoolOrder
+from pdserve.kvcache.layout import DTYPE_BYTES, KVLayout, PoolOrder
 from pdserve.kvcache.segment import Segment, WireOrder
 from pdserve.kvcache.storage import KVStorage
 
@@ -29,7 +29,7 @@ def cases(draw: st.DrawFn) -> tuple[KVLayout, Segment, list[int], WireOrder]:
         num_layers=draw(st.integers(1, 3)),
         num_kv_heads=draw(st.integers(1, 3)),
         head_dim=draw(st.sampled_from([2, 3, 8])),
-        dtype=draw(st.sampled_from(["float32", "bfloat16", "int8"])),
+        dtype=draw(st.sampled_from(sorted(DTYPE_BYTES))),
         block_size=draw(st.integers(1, 5)),
         order=draw(st.sampled_from(PoolOrder)),
     )
