@@ -11,8 +11,8 @@ import torch
 
 from bench.contender import Contender, answer_commands, prompt
 from pdserve.engine.config import KVCacheDtype
+from pdserve.kvcache.cells import quantize
 from pdserve.kvcache.layout import SCALE_BYTES
-from pdserve.kvcache.quantized_cell import quantize
 from pdserve.model.embedded import embedded_model_path
 
 CB_BLOCK_SIZE = 32

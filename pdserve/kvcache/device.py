@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from pdserve.errors import DeviceFault
+from pdserve.kvcache.cells import as_cells, states_of
 from pdserve.kvcache.layout import KVLayout, PoolOrder
-from pdserve.kvcache.segment import Segment, WireOrder
+from pdserve.kvcache.segment import Segment, WireDtype, WireOrder, wire_layout
 from pdserve.kvcache.storage import KVStorage
 
 WORD_BYTES = 8
@@ -88,9 +89,43 @@ class DeviceKV:
 
         return _Landing([staged.numpy().data], finish)
 
+    def read_converted(
+        self, segment: Segment, block_table: Sequence[int], wire_dtype: WireDtype
+    ) -> list[memoryview]:
+        content = self._scratch(segment, WireOrder.TOKEN, self._device)
+        with _faults():
+            self._payloads.gather(segment, block_table, WireOrder.TOKEN, content)
+            cells = as_cells(_cells_of(content, self.layout), wire_layout(self.layout, wire_dtype))
+            return [_bytes_of(cells).cpu().numpy().data]
+
+    def write_converted(
+        self, segment: Segment, block_table: Sequence[int], wire_dtype: WireDtype
+    ) -> _Landing:
+        layout = wire_layout(self.layout, wire_dtype)
+        staged = torch.empty(segment.payload_bytes(layout, WireOrder.TOKEN), dtype=torch.uint8)
+
+        def finish() -> None:
+            with _faults():
+                states = states_of(_cells_of(staged.to(self._device), layout), layout)
+                content = _bytes_of(as_cells(states, self.layout))
+                self._payloads.scatter(segment, block_table, WireOrder.TOKEN, content)
+                if self._device.type == "cuda":
+                    torch.cuda.current_stream(self._device).synchronize()
+
+        return _Landing([staged.numpy().data], finish)
+
     def _scratch(self, segment: Segment, wire_order: WireOrder, device: torch.device) -> Tensor:
         num_bytes = segment.payload_bytes(self.layout, wire_order)
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+
+def _cells_of(content: Tensor, layout: KVLayout) -> Tensor:
+    """Bytes as [cells, cell_elements]."""
+    return content.view(-1, layout.cell_bytes).view(getattr(torch, layout.dtype))
+
+
+def _bytes_of(cells: Tensor) -> Tensor:
+    return cells.contiguous().view(-1).view(torch.uint8)
 
 
 class TorchLane:

@@ -7,12 +7,15 @@ Payload, outermost first::
 
 BLOCK needs equal block sizes, pool orders and all heads; ``token_begin`` lies on a block
 boundary and the last block travels whole even when it is not full.
+
+A payload may travel in fewer bytes than it has in the pools (``WireDtype``), in TOKEN order: then it is
+what a pool of that type would hold, scales included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Protocol
 
@@ -22,6 +25,29 @@ from pdserve.kvcache.layout import KVLayout
 class WireOrder(IntEnum):
     TOKEN = 0
     BLOCK = 1
+
+
+class WireDtype(IntEnum):
+    """Cells on the wire; SAME is bit for bit what lies in the pools."""
+
+    SAME = 0
+    FLOAT16 = 1
+    BFLOAT16 = 2
+    INT8 = 3
+    FLOAT8 = 4
+
+
+_DTYPE_NAMES = {
+    WireDtype.FLOAT16: "float16",
+    WireDtype.BFLOAT16: "bfloat16",
+    WireDtype.INT8: "int8",
+    WireDtype.FLOAT8: "float8_e4m3fn",
+}
+
+
+def wire_layout(layout: KVLayout, wire_dtype: WireDtype) -> KVLayout:
+    """The layout of a pool whose cells are as they are on the wire."""
+    return layout if wire_dtype is WireDtype.SAME else replace(layout, dtype=_DTYPE_NAMES[wire_dtype])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +101,13 @@ class KVBytes(Protocol):
         self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder
     ) -> LandingViews:
         """Writable places for the payload."""
+
+    def read_converted(
+        self, segment: Segment, block_table: Sequence[int], wire_dtype: WireDtype
+    ) -> list[memoryview]:
+        """A converted copy in TOKEN order; the pool is not quantized."""
+
+    def write_converted(
+        self, segment: Segment, block_table: Sequence[int], wire_dtype: WireDtype
+    ) -> LandingViews:
+        """Places for such a payload; ``finish`` converts it back."""

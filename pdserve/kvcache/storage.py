@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pdserve.kvcache.cells import as_cells, states_of
 from pdserve.kvcache.layout import KVLayout, PoolOrder
-from pdserve.kvcache.quantized_cell import dequantize, quantize
-from pdserve.kvcache.segment import Segment, WireOrder
+from pdserve.kvcache.segment import Segment, WireDtype, WireOrder, wire_layout
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class KVStorage:
         """
         block, offset = slot_mapping // self.layout.block_size, slot_mapping % self.layout.block_size
         for pool, new in ((self.k[layer], keys), (self.v[layer], values)):
-            cells = quantize(new, pool.dtype) if self.layout.is_quantized else new.to(pool.dtype)
+            cells = as_cells(new, self.layout)
             if self.layout.order is PoolOrder.HEAD_MAJOR:
                 pool[block, :, offset] = cells
             else:
@@ -56,7 +56,7 @@ class KVStorage:
         keys, values = (
             self._by_head(pool, block_table)[:, :num_tokens] for pool in (self.k[layer], self.v[layer])
         )
-        return (dequantize(keys), dequantize(values)) if self.layout.is_quantized else (keys, values)
+        return states_of(keys, self.layout), states_of(values, self.layout)
 
     def _by_head(self, pool: Tensor, block_table: Tensor) -> Tensor:
         blocks = pool[block_table]
@@ -90,6 +90,30 @@ class KVStorage:
                 self._tokens_first(pool, segment)[block, offset] = content
 
         return _Landing([_bytes_of(content) for content in staged], finish)
+
+    def read_converted(
+        self, segment: Segment, block_table: Sequence[int], wire_dtype: WireDtype
+    ) -> list[memoryview]:
+        layout = wire_layout(self.layout, wire_dtype)
+        block, offset = self._cells(segment, block_table)
+        return [
+            _bytes_of(as_cells(self._tokens_first(pool, segment)[block, offset], layout))
+            for pool in self._pools(segment)
+        ]
+
+    def write_converted(
+        self, segment: Segment, block_table: Sequence[int], wire_dtype: WireDtype
+    ) -> _Landing:
+        layout = wire_layout(self.layout, wire_dtype)
+        block, offset = self._cells(segment, block_table)
+        shape = (segment.num_tokens, segment.num_heads, layout.cell_elements)
+        staged = [torch.empty(shape, dtype=getattr(torch, layout.dtype)) for _ in self._pools(segment)]
+
+        def finish() -> None:
+            for pool, cells in zip(self._pools(segment), staged, strict=True):
+                self._tokens_first(pool, segment)[block, offset] = states_of(cells, layout).to(pool.dtype)
+
+        return _Landing([_bytes_of(cells) for cells in staged], finish)
 
     def _pools(self, segment: Segment) -> Iterator[Tensor]:
         for layer in range(segment.layer_begin, segment.layer_end):

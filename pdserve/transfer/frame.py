@@ -14,13 +14,13 @@ from enum import IntEnum
 import xxhash
 
 from pdserve.errors import ProtocolViolation
-from pdserve.kvcache.segment import Segment, WireOrder
+from pdserve.kvcache.segment import Segment, WireDtype, WireOrder
 
 MAGIC = b"KV"
-VERSION = 2
+VERSION = 3
 CHECKSUM = struct.Struct("<Q")
 CHECKSUM_BYTES = CHECKSUM.size
-_FIELDS = struct.Struct("<2sBBBxxxQQIHHHHIIQ4x")
+_FIELDS = struct.Struct("<2sBBBBxxQQIHHHHIIQ4x")
 HEADER_BYTES = _FIELDS.size + CHECKSUM_BYTES
 MAX_CONTROL_BYTES = 16 << 10
 MAX_DATA_BYTES = 1 << 30
@@ -56,6 +56,7 @@ class Header:
     sequence: int = 0
     segment: Segment = NO_SEGMENT
     wire_order: WireOrder = WireOrder.TOKEN
+    wire_dtype: WireDtype = WireDtype.SAME
 
     def pack(self) -> bytes:
         segment = self.segment
@@ -64,6 +65,7 @@ class Header:
             VERSION,
             self.kind,
             self.wire_order,
+            self.wire_dtype,
             self.reservation_id,
             self.fence,
             self.sequence,
@@ -80,21 +82,22 @@ class Header:
 
 def unpack_header(data: bytes | bytearray | memoryview) -> Header:
     """Raises ``ProtocolViolation``, before anything is allocated for the payload."""
-    magic, version, kind, order, reservation_id, fence, sequence, *numbers = _FIELDS.unpack_from(data)
+    magic, version, kind, order, dtype, reservation_id, fence, sequence, *numbers = _FIELDS.unpack_from(data)
     if magic != MAGIC or version != VERSION:
         raise ProtocolViolation(f"not a KV frame of version {VERSION}: {magic!r} version {version}")
     (checksum,) = CHECKSUM.unpack_from(data, _FIELDS.size)
     if checksum != xxhash.xxh3_64_intdigest(data[: _FIELDS.size]):
         raise ProtocolViolation("the checksum of a header is wrong")
     try:
-        kind, wire_order = FrameKind(kind), WireOrder(order)
+        kind, wire_order, wire_dtype = FrameKind(kind), WireOrder(order), WireDtype(dtype)
     except ValueError as error:
         raise ProtocolViolation(str(error)) from error
     *rectangle, payload_bytes = numbers
     limit = MAX_DATA_BYTES if kind is FrameKind.DATA else MAX_CONTROL_BYTES
     if payload_bytes > limit:
         raise ProtocolViolation(f"a {kind.name} frame of {payload_bytes} bytes is over the limit of {limit}")
-    return Header(kind, reservation_id, fence, payload_bytes, sequence, Segment(*rectangle), wire_order)
+    segment = Segment(*rectangle)
+    return Header(kind, reservation_id, fence, payload_bytes, sequence, segment, wire_order, wire_dtype)
 
 
 @dataclass(frozen=True, slots=True)

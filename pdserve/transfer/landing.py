@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import xxhash
 
 from pdserve.errors import ProtocolViolation, Unauthorized
-from pdserve.kvcache.segment import KVBytes, Segment, WireOrder
+from pdserve.kvcache.segment import KVBytes, Segment, WireDtype, WireOrder, wire_layout
 from pdserve.transfer.coverage import Coverage
 from pdserve.transfer.frame import Commit, Header, commit_digest
 from pdserve.transfer.hello import Hello
@@ -251,7 +251,9 @@ class LandingTable:
         whole_heads = segment.num_heads == layout.num_kv_heads
         if order is WireOrder.BLOCK and (segment.token_begin % layout.block_size or not whole_heads):
             return "misaligned"
-        if header.payload_bytes != segment.payload_bytes(layout, order):
+        if header.wire_dtype is not WireDtype.SAME and (order is WireOrder.BLOCK or layout.is_quantized):
+            return "wire_dtype"
+        if header.payload_bytes != segment.payload_bytes(wire_layout(layout, header.wire_dtype), order):
             return "payload_size"
         try:
             landing.coverage.check(segment)

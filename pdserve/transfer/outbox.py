@@ -15,10 +15,11 @@ from pdserve.clock import Clock
 from pdserve.kvcache.segment import KVBytes
 from pdserve.transfer.hello import Hello
 from pdserve.transfer.ladder import Ladder
-from pdserve.transfer.payload import SenderOpeners
+from pdserve.transfer.payload import PayloadSender, SenderOpeners, StreamPayloadSender
 from pdserve.transfer.push import Endpoint, HandoffOutcome, PushPlan
 from pdserve.transfer.sender import LinkLimits, PeerSender
 from pdserve.transfer.stream import ByteStream
+from pdserve.transfer.wire_choice import WireChoice, WireOption, narrowed
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +37,12 @@ class Outbox:
         payload_openers: SenderOpeners | None = None,
         clock: Clock,
         limits: LinkLimits | None = None,
+        wire_option: WireOption = "same",
     ) -> None:
         """``connectors``: what this worker can use, by transport name.
 
         ``payload_openers``: those of them whose payloads travel beside the stream.
+        Raises ``ConfigError`` for a ``wire_option`` that the pool of ``kv`` cannot have.
         """
         self._hello = hello
         self._kv = kv
@@ -47,6 +50,8 @@ class Outbox:
         self._payload_openers = payload_openers or {}
         self._clock = clock
         self._limits = limits or LinkLimits()
+        self._wire_option = wire_option
+        narrowed(wire_option, kv.layout)
         self._lock = threading.Lock()
         self._peers: dict[int, PeerSender] = {}
         self._ladders: dict[int, Ladder] = {}
@@ -101,10 +106,16 @@ class Outbox:
             hello=self._hello,
             kv=self._kv,
             connectors=self._connectors,
-            payload_openers=self._payload_openers,
+            open_payloads=self._open_payloads,
             ladder=self._ladders.setdefault(incarnation, Ladder()),
             clock=self._clock,
             limits=self._limits,
         )
         peer.start()
         return peer
+
+    def _open_payloads(self, transport: str, stream: ByteStream) -> PayloadSender:
+        if open_beside := self._payload_openers.get(transport):
+            return open_beside(stream, self._limits.link_s)
+        choice = WireChoice(self._wire_option, self._kv.layout)
+        return StreamPayloadSender(stream, self._kv, self._clock, choice)

@@ -14,10 +14,11 @@ import xxhash
 
 from pdserve.clock import Clock
 from pdserve.errors import ProtocolViolation
-from pdserve.kvcache.segment import KVBytes
+from pdserve.kvcache.segment import KVBytes, LandingViews, WireDtype
 from pdserve.transfer.frame import CHECKSUM, CHECKSUM_BYTES, MAX_DATA_BYTES, Header
 from pdserve.transfer.landing import Placement
 from pdserve.transfer.stream import ByteStream, receive_all, scratch, send_all, skip
+from pdserve.transfer.wire_choice import WireChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,9 @@ class PayloadSender(Protocol):
     @property
     def max_bytes(self) -> int:
         """What is larger travels as several segments."""
+
+    def next_wire_dtype(self) -> WireDtype:
+        """For the payloads of the next push."""
 
     def send(self, header: Header, hold: SourceHold) -> int:
         """Its checksum. Raises ``PeerError``."""
@@ -83,17 +87,19 @@ class StreamPayloadSender:
 
     max_bytes = MAX_DATA_BYTES
 
-    def __init__(self, stream: ByteStream, kv: KVBytes, clock: Clock) -> None:
+    def __init__(self, stream: ByteStream, kv: KVBytes, clock: Clock, choice: WireChoice) -> None:
         self._stream = stream
         self._kv = kv
         self._clock = clock
+        self._choice = choice
+
+    def next_wire_dtype(self) -> WireDtype:
+        return self._choice.next()
 
     def send(self, header: Header, hold: SourceHold) -> int:
-        if hold.is_withdrawn():
-            views = scratch(header.payload_bytes)
-        else:
-            views = self._kv.read_views(header.segment, hold.block_table, header.wire_order)
+        views = scratch(header.payload_bytes) if hold.is_withdrawn() else self._source(header, hold)
         digest = xxhash.xxh3_64()
+        begin_s = self._clock.now_s()
         send_all(
             self._stream,
             views,
@@ -102,7 +108,17 @@ class StreamPayloadSender:
             on_withdrawn=hold.release,
             digest=digest,
         )
+        self._choice.sent(header.payload_bytes, self._clock.now_s() - begin_s)
         return digest.intdigest()
+
+    def _source(self, header: Header, hold: SourceHold) -> list[memoryview]:
+        if header.wire_dtype is WireDtype.SAME:
+            return self._kv.read_views(header.segment, hold.block_table, header.wire_order)
+        begin_s = self._clock.now_s()
+        views = self._kv.read_converted(header.segment, hold.block_table, header.wire_dtype)
+        pool_bytes = header.segment.payload_bytes(self._kv.layout, header.wire_order)
+        self._choice.converted(pool_bytes, self._clock.now_s() - begin_s)
+        return views
 
     def hear(self, header: Header) -> None:
         raise ProtocolViolation(f"{header.kind.name} is not for prefill")
@@ -120,8 +136,7 @@ class StreamPayloadReceiver:
         self._clock = clock
 
     def receive(self, placement: Placement, let_go: Callable[[], None]) -> Arrival:
-        header = placement.header
-        target = self._kv.write_views(header.segment, placement.block_table, header.wire_order)
+        target = self._target(placement)
         digest = xxhash.xxh3_64()
         receive_all(
             self._stream,
@@ -133,6 +148,12 @@ class StreamPayloadReceiver:
         )
         claimed = self._read_checksum(placement, let_go)
         return Arrival(digest.intdigest(), claimed, target.finish)
+
+    def _target(self, placement: Placement) -> LandingViews:
+        header = placement.header
+        if header.wire_dtype is WireDtype.SAME:
+            return self._kv.write_views(header.segment, placement.block_table, header.wire_order)
+        return self._kv.write_converted(header.segment, placement.block_table, header.wire_dtype)
 
     def skip(self, header: Header) -> None:
         skip(self._stream, header.payload_bytes + CHECKSUM_BYTES, self._clock)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from pdserve.clock import Clock
 from pdserve.errors import IncompatiblePeer, PeerError, ProtocolViolation
-from pdserve.kvcache.segment import KVBytes, Segment, WireOrder
+from pdserve.kvcache.segment import KVBytes, Segment, WireDtype, WireOrder, wire_layout
 from pdserve.transfer.control import receive_frame, send_frame
 from pdserve.transfer.frame import (
     CHECKSUM,
@@ -33,7 +33,7 @@ from pdserve.transfer.frame import (
 )
 from pdserve.transfer.hello import Hello, check_compatible, wire_order
 from pdserve.transfer.ladder import Ladder
-from pdserve.transfer.payload import PayloadSender, SenderOpeners, SourceHold, StreamPayloadSender
+from pdserve.transfer.payload import PayloadSender, SourceHold
 from pdserve.transfer.push import Endpoint, HandoffOutcome, Push, PushPlan
 from pdserve.transfer.stream import ByteStream, send_all
 
@@ -54,6 +54,7 @@ class _Entry:
     on_done: Callable[[HandoffOutcome], None]
     is_open: bool = False  # OPEN has been sent
     is_sending: bool = False  # its blocks are being read
+    wire_dtype: WireDtype = WireDtype.SAME
     abort_reason: str = ""
     reply_deadline_s: float = IDLE_FOREVER_S
 
@@ -63,7 +64,10 @@ class _Link:
     stream: ByteStream
     payloads: PayloadSender
     transport: str
-    wire_order: WireOrder
+    wire_order: WireOrder  # of what is not converted
+
+    def order_of(self, entry: _Entry) -> WireOrder:
+        return self.wire_order if entry.wire_dtype is WireDtype.SAME else WireOrder.TOKEN
 
     def close(self) -> None:
         self.payloads.close()
@@ -78,16 +82,17 @@ class PeerSender:
         hello: Hello,
         kv: KVBytes,
         connectors: Mapping[str, Callable[[Endpoint, float], ByteStream]],
-        payload_openers: SenderOpeners,
+        open_payloads: Callable[[str, ByteStream], PayloadSender],
         ladder: Ladder,
         clock: Clock,
         limits: LinkLimits,
     ) -> None:
+        """``open_payloads``: for a transport, on its stream after the hellos; raises ``PeerError``."""
         self._peer_incarnation = peer_incarnation
         self._hello = hello
         self._kv = kv
         self._connectors = connectors
-        self._payload_openers = payload_openers
+        self._open_payloads = open_payloads
         self._ladder = ladder  # the next sender to this peer goes on with it
         self._clock = clock
         self._limits = limits
@@ -209,13 +214,8 @@ class PeerSender:
         check_compatible(self._hello, theirs)
         if theirs.incarnation != self._peer_incarnation:
             raise PeerError("another process has taken the peer's address")
-        payloads = self._open_payloads(stream, transport)
+        payloads = self._open_payloads(transport, stream)
         return _Link(stream, payloads, transport, wire_order(self._hello, theirs))
-
-    def _open_payloads(self, stream: ByteStream, transport: str) -> PayloadSender:
-        if open_beside := self._payload_openers.get(transport):
-            return open_beside(stream, self._limits.link_s)
-        return StreamPayloadSender(stream, self._kv, self._clock)
 
     def _step(self, link: _Link) -> bool:
         """One action; False when the link has ended."""
@@ -226,11 +226,12 @@ class PeerSender:
             aborts = [(self._aborts.popleft(), self._abort_reasons.popleft()) for _ in list(self._aborts)]
             entry = next((entry for entry in self._entries.values() if self._is_actionable(entry)), None)
             segment = None
-            if entry is not None:
-                segment = entry.push.next_segment(link.wire_order, link.payloads.max_bytes)
             is_new = entry is not None and not entry.is_open
             if entry is not None:
+                if is_new:
+                    entry.wire_dtype = link.payloads.next_wire_dtype()
                 entry.is_open = True  # from here on an abort sends ABORT, after the OPEN
+                segment = entry.push.next_segment(link.order_of(entry), link.payloads.max_bytes)
         for header, reason in aborts:
             send_frame(link.stream, header, pack_reason(reason), self._clock)
         if entry is not None:
@@ -248,7 +249,7 @@ class PeerSender:
             return True
         if entry.reply_deadline_s < IDLE_FOREVER_S:
             return False
-        return entry.push.is_ready_to_commit or entry.push.has_segment(link.wire_order)
+        return entry.push.is_ready_to_commit or entry.push.has_segment(link.order_of(entry))
 
     def _advance(self, link: _Link, entry: _Entry, segment: Segment | None, *, is_new: bool) -> None:
         plan = entry.push.plan
@@ -269,14 +270,16 @@ class PeerSender:
     def _send_segment(self, link: _Link, entry: _Entry, segment: Segment) -> None:
         plan = entry.push.plan
         begin_s = self._clock.now_s()
+        order = link.order_of(entry)
         header = Header(
             kind=FrameKind.DATA,
             reservation_id=plan.reservation_id,
             fence=plan.fence,
-            payload_bytes=segment.payload_bytes(self._kv.layout, link.wire_order),
+            payload_bytes=segment.payload_bytes(wire_layout(self._kv.layout, entry.wire_dtype), order),
             sequence=entry.push.num_segments,
             segment=segment,
-            wire_order=link.wire_order,
+            wire_order=order,
+            wire_dtype=entry.wire_dtype,
         )
         send_all(link.stream, [memoryview(header.pack())], self._clock)
         checksum = self._send_payload(link, entry, header)

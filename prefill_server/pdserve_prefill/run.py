@@ -53,6 +53,7 @@ async def _serve(
         event_loop=asyncio.get_running_loop(),
         on_broken=program.end_broken,
         clock=clock,
+        wire_option=settings.wire_dtype,
     )
     server = program.new_server()
     port = program.bind(server, settings.host, settings.port)

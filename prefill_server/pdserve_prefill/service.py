@@ -25,6 +25,7 @@ from pdserve.transfer import tcp
 from pdserve.transfer.hello import Hello
 from pdserve.transfer.outbox import Connect, Outbox
 from pdserve.transfer.push import HandoffOutcome
+from pdserve.transfer.wire_choice import WireOption
 from pdserve.worker.directory import RequestDirectory
 from pdserve.worker.gpu_ways import gpu_ways
 from pdserve.worker.ledger import Ledger
@@ -50,7 +51,9 @@ class PrefillService:
         event_loop: asyncio.AbstractEventLoop,
         on_broken: Callable[[], None],
         clock: Clock,
+        wire_option: WireOption = "same",
     ) -> None:
+        """Raises ``ConfigError`` for a ``wire_option`` that this KV pool cannot have."""
         self._engine = built.engine
         self._identity = identity
         self._event_loop = event_loop
@@ -70,6 +73,7 @@ class PrefillService:
             connectors=connectors | dict.fromkeys(ways.senders, tcp.connect),
             payload_openers=ways.senders,
             clock=clock,
+            wire_option=wire_option,
         )
         self.metrics = WorkerMetrics(self.status, self._directory)
         for collector in (self._transfers, *ways.collectors):

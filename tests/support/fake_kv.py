@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdserve.kvcache.layout import KVLayout, PoolOrder
-from pdserve.kvcache.segment import Segment, WireOrder
+from pdserve.kvcache.segment import Segment, WireDtype, WireOrder
 
 Array = npt.NDArray[np.float32]
 
@@ -61,6 +61,29 @@ class NumpyKV:
 
         return NumpyLanding([_bytes(content) for content in staged], finish)
 
+    def read_converted(
+        self, segment: Segment, block_table: Sequence[int], wire_dtype: WireDtype
+    ) -> list[memoryview]:
+        assert wire_dtype is WireDtype.FLOAT16, "numpy has no other"
+        return [
+            _bytes(self._cells(pool, segment, block_table).astype(np.float16))
+            for pool in self._pools(segment)
+        ]
+
+    def write_converted(
+        self, segment: Segment, block_table: Sequence[int], wire_dtype: WireDtype
+    ) -> NumpyLanding:
+        assert wire_dtype is WireDtype.FLOAT16, "numpy has no other"
+        pools = self._pools(segment)
+        staged = [self._cells(pool, segment, block_table).astype(np.float16) for pool in pools]
+
+        def finish() -> None:
+            for pool, content in zip(pools, staged, strict=True):
+                for row, token in enumerate(range(segment.token_begin, segment.token_end)):
+                    self._cell(pool, segment, block_table, token)[:] = content[row]
+
+        return NumpyLanding([_bytes(content) for content in staged], finish)
+
     def _pools(self, segment: Segment) -> list[Array]:
         return self.pools[2 * segment.layer_begin : 2 * segment.layer_end]
 
@@ -81,5 +104,5 @@ class NumpyKV:
         return pool[block, offset, heads]
 
 
-def _bytes(array: Array) -> memoryview:
+def _bytes(array: Array | npt.NDArray[np.float16]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data

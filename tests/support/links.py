@@ -23,11 +23,13 @@ from pdserve.transfer.outbox import Connect, Outbox
 from pdserve.transfer.push import Endpoint, HandoffOutcome, PushPlan
 from pdserve.transfer.sender import LinkLimits
 from pdserve.transfer.stream import ByteStream
+from pdserve.transfer.wire_choice import WireOption
 from tests.support.fake_device import FakeDevice, FakeDeviceKV
 from tests.support.fake_kv import NumpyKV
 from tests.support.fake_nccl import FakeFabric, FakeNccl
 
 TICKET = b"good ticket"
+MODEL = "model"
 WAIT_S = 10.0
 LIMITS = LinkLimits()
 BACKENDS = ["inproc", "tcp", "grpc", "shm", "nccl"]
@@ -95,7 +97,7 @@ def open_decode(
     backend: str,
     *,
     layout: KVLayout = LAYOUT,
-    fingerprint: str = "model",
+    fingerprint: str = MODEL,
     incarnation: int = 1,
     port: int = 0,
     nccl_version: str = "2.30.3",
@@ -163,17 +165,17 @@ def open_prefill(
     connect: Connect,
     *,
     layout: KVLayout = LAYOUT,
-    fingerprint: str = "model",
     incarnation: int = 100,
     limits: LinkLimits = LIMITS,
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
     nccl_version: str = "2.30.3",
+    wire_option: WireOption = "same",
 ) -> Iterator[Prefill]:
     kv = NumpyKV(layout, num_blocks=64)
     kv.randomize(incarnation)
     nccl = NcclEnd(kv, nccl_version)
     outbox = Outbox(
-        hello=Hello(incarnation, fingerprint, layout),
+        hello=Hello(incarnation, MODEL, layout),
         kv=kv,
         connectors={
             "tcp": tcp.connect,  # the last rung of the ladder
@@ -182,6 +184,7 @@ def open_prefill(
         payload_openers={"nccl": functools.partial(nccl_payloads.open_sender, nccl.pairs, nccl.clock)},
         clock=MonotonicClock(),
         limits=limits,
+        wire_option=wire_option,
     )
     try:
         yield Prefill(kv, outbox, nccl)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pdserve.errors import IncompatiblePeer, ProtocolViolation
 from pdserve.kvcache.layout import KVLayout, PoolOrder
-from pdserve.kvcache.segment import Segment, WireOrder
+from pdserve.kvcache.segment import Segment, WireDtype, WireOrder
 from pdserve.transfer.coverage import Coverage
 from pdserve.transfer.frame import (
     HEADER_BYTES,
@@ -35,6 +35,7 @@ large = st.integers(0, 2**64 - 1)
     small,
     small,
     st.sampled_from(WireOrder),
+    st.sampled_from(WireDtype),
 )
 def test_headers_survive_the_wire(
     reservation_id: int,
@@ -44,9 +45,10 @@ def test_headers_survive_the_wire(
     number: int,
     other: int,
     order: WireOrder,
+    dtype: WireDtype,
 ) -> None:
     segment = Segment(number, other, other, number, number, other)
-    header = Header(FrameKind.DATA, reservation_id, fence, payload_bytes, sequence, segment, order)
+    header = Header(FrameKind.DATA, reservation_id, fence, payload_bytes, sequence, segment, order, dtype)
     packed = header.pack()
     assert len(packed) == HEADER_BYTES == 64
     assert unpack_header(packed) == header

@@ -16,6 +16,7 @@ from functools import partial
 
 from pdserve.clock import Clock
 from pdserve.errors import PeerError, ProtocolViolation
+from pdserve.kvcache.segment import WireDtype
 from pdserve.transfer.device.checksum_tail import ChecksumTail
 from pdserve.transfer.device.pairing import PairRefused, answer_pair, data, number, request_pair, text
 from pdserve.transfer.device.wait import wait_until
@@ -60,6 +61,10 @@ class NcclPayloadSender:
         self.max_bytes = max_bytes
         self._pair = pair
         self._clock = clock
+
+    def next_wire_dtype(self) -> WireDtype:
+        """Between GPUs rounding costs more than it saves."""
+        return WireDtype.SAME
 
     def send(self, header: Header, hold: SourceHold) -> int:
         lane, staging = self._pair.lane, self._pair.staging

@@ -1,8 +1,8 @@
-"""Cells of quantized KV in plain torch: the elements of one token and head, and behind them their scale.
+"""Cells in plain torch, above all quantized ones: the elements of one token and head, then their scale.
 
-A cell is as many bytes as the head is wide, and a float32. Symmetric: the largest magnitude becomes the
-largest number of the type. The CPU kernels write and read the same cells; this is what they are tested
-against.
+A quantized cell is as many bytes as the head is wide, and a float32. Symmetric: the largest magnitude
+becomes the largest number of the type. The CPU kernels write and read the same cells; this is what they
+are tested against.
 """
 
 from __future__ import annotations
@@ -10,10 +10,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pdserve.kvcache.layout import SCALE_BYTES
+from pdserve.kvcache.layout import SCALE_BYTES, KVLayout
 
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 LEAST_MAGNITUDE = 1e-20  # so that a cell of zeros has a scale too
+
+
+def as_cells(states: Tensor, layout: KVLayout) -> Tensor:
+    """[..., head_dim] -> [..., cell_elements], as a pool of ``layout`` holds them."""
+    dtype = getattr(torch, layout.dtype)
+    return quantize(states, dtype) if layout.is_quantized else states.to(dtype)
+
+
+def states_of(cells: Tensor, layout: KVLayout) -> Tensor:
+    """The other way round; quantized cells become float32, others stay what they are."""
+    return dequantize(cells) if layout.is_quantized else cells
 
 
 def quantize(states: Tensor, dtype: torch.dtype) -> Tensor:
