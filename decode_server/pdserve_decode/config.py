@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from pdserve.config import CommaSeparated
 from pdserve.worker.config import WorkerSettings
 
-TRANSPORTS = ("nccl", "shm", "tcp", "grpc")
+TRANSPORTS = ("cuda-ipc", "nccl", "shm", "tcp", "grpc")
 
 
 class DecodeSettings(WorkerSettings):
@@ -18,7 +18,7 @@ class DecodeSettings(WorkerSettings):
     program: ClassVar[str] = "decode"
     transports: CommaSeparated = Field(
         list(TRANSPORTS),
-        description="ways in for KV, in order of preference: nccl (left out without a GPU), shm, tcp, grpc",
+        description="ways in for KV, in order of preference; cuda-ipc and nccl are left out without a GPU",
     )
     data_port: int = Field(0, ge=0, le=65535, description="tcp port for KV; 0 takes a free one")
     prefill_chunk_tokens: int = Field(

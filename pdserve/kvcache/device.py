@@ -54,13 +54,17 @@ class DeviceKV:
         self._payloads = _Payloads(storage)
         self._device = storage.k[0].device
 
+    def use_device(self) -> None:
+        """Makes it the calling thread's current one. Raises ``DeviceFault``."""
+        if self._device.type == "cuda":
+            with _faults():
+                torch.cuda.set_device(self._device)
+
     def new_lane(self) -> TorchLane:
-        """Raises ``DeviceFault``. Makes the device the calling thread's current one."""
+        """Raises ``DeviceFault``."""
         with _faults():
-            if self._device.type != "cuda":
-                return TorchLane(self._payloads, None)
-            torch.cuda.set_device(self._device)
-            return TorchLane(self._payloads, torch.cuda.Stream(self._device))
+            stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+            return TorchLane(self._payloads, stream)
 
     def new_buffer(self, num_bytes: int) -> TorchBuffer:
         """Raises ``DeviceFault``, also when the memory is full."""

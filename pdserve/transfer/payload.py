@@ -78,8 +78,10 @@ class PayloadReceiver(Protocol):
 
 # For transports whose payloads travel beside the stream, by name: after the hellos, see
 # ``device.pairing``. The number bounds the wait in seconds; the dictionary is PAIR's. Both raise PeerError.
-SenderOpeners = Mapping[str, Callable[[ByteStream, float], PayloadSender]]
-ReceiverOpeners = Mapping[str, Callable[[ByteStream, dict[str, object]], PayloadReceiver]]
+OpenSender = Callable[[ByteStream, float], PayloadSender]
+OpenReceiver = Callable[[ByteStream, dict[str, object]], PayloadReceiver]
+SenderOpeners = Mapping[str, OpenSender]
+ReceiverOpeners = Mapping[str, OpenReceiver]
 
 
 class StreamPayloadSender:

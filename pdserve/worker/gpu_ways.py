@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,13 +11,21 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pdserve.clock import Clock
+from pdserve.kvcache import cuda_ipc
 from pdserve.kvcache.device import DeviceKV
 from pdserve.kvcache.segment import KVBytes
 from pdserve.kvcache.storage import KVStorage
+from pdserve.transfer.cuda_ipc import payloads as ipc
+from pdserve.transfer.cuda_ipc.exports import IpcExports
+from pdserve.transfer.cuda_ipc.host import own_identity
+from pdserve.transfer.cuda_ipc.mappings import IpcMappings
+from pdserve.transfer.cuda_ipc.memory import IpcMemory
+from pdserve.transfer.device import memory
 from pdserve.transfer.nccl import nccl4py
 from pdserve.transfer.nccl import payloads as nccl
+from pdserve.transfer.nccl.library import NcclLibrary
 from pdserve.transfer.nccl.pair import NcclPairs
-from pdserve.transfer.payload import ReceiverOpeners, SenderOpeners
+from pdserve.transfer.payload import OpenReceiver, OpenSender, ReceiverOpeners, SenderOpeners
 
 logger = logging.getLogger(__name__)
 
@@ -29,27 +37,58 @@ class GpuWays:
     kv: KVBytes
     senders: SenderOpeners = field(default_factory=dict)
     receivers: ReceiverOpeners = field(default_factory=dict)
-    collectors: tuple[Collector, ...] = ()
+    collectors: Sequence[Collector] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    name: str
+    open_sender: OpenSender
+    open_receiver: OpenReceiver
+    collector: Collector
 
 
 def gpu_ways(storage: KVStorage, clock: Clock) -> GpuWays:
     if storage.k[0].device.type != "cuda":
         return GpuWays(storage)
     kv = DeviceKV(storage)
+    ways = []
     try:
-        library = nccl4py.load()
+        ways.append(way_by_ipc(cuda_ipc.load(), kv, clock))
+    except cuda_ipc.IpcUnavailable as error:
+        logger.warning("cuda_ipc_unavailable detail=%s", error)
+    try:
+        ways.append(way_by_nccl(nccl4py.load(), kv, clock))
     except nccl4py.NcclUnavailable as error:
         logger.warning("nccl_unavailable detail=%s", error)
-        return GpuWays(kv)
-    return ways_by_nccl(kv, NcclPairs(library, kv, clock), clock)
-
-
-def ways_by_nccl(kv: KVBytes, pairs: NcclPairs, clock: Clock) -> GpuWays:
     return GpuWays(
         kv,
-        senders={nccl.NAME: partial(nccl.open_sender, pairs, clock)},
-        receivers={nccl.NAME: partial(nccl.open_receiver, pairs, clock)},
-        collectors=(NcclCollector(pairs),),
+        senders={way.name: way.open_sender for way in ways},
+        receivers={way.name: way.open_receiver for way in ways},
+        collectors=[way.collector for way in ways],
+    )
+
+
+def way_by_nccl(library: NcclLibrary, kv: memory.DeviceKV, clock: Clock) -> Way:
+    pairs = NcclPairs(library, kv, clock)
+    return Way(
+        nccl.NAME,
+        partial(nccl.open_sender, pairs, clock),
+        partial(nccl.open_receiver, pairs, clock),
+        NcclCollector(pairs),
+    )
+
+
+def way_by_ipc(shared: IpcMemory, kv: memory.DeviceKV, clock: Clock) -> Way:
+    identity = own_identity()
+    exports = IpcExports(shared)
+    decode = ipc.IpcDecode(exports, kv, identity, clock)
+    mappings = IpcMappings(shared, kv, clock)
+    return Way(
+        ipc.NAME,
+        partial(ipc.open_sender, mappings, identity, clock),
+        decode.open_receiver,
+        IpcCollector(exports),
     )
 
 
@@ -64,4 +103,16 @@ class NcclCollector(Collector):
         )
         yield GaugeMetricFamily(
             "pdserve_nccl_unjoined_ids", "Unique ids that no peer has come to", self._pairs.num_unjoined_ids
+        )
+
+
+class IpcCollector(Collector):
+    def __init__(self, exports: IpcExports) -> None:
+        self._exports = exports
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "pdserve_cuda_ipc_retired_buffers",
+            "Staging buffers of ended links that a peer may still have mapped",
+            self._exports.num_retired,
         )

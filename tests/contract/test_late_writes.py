@@ -18,6 +18,7 @@ from tests.support.links import (
     landing_plan,
     open_decode,
     open_prefill,
+    place_in_stream,
     push_all,
     push_plan,
 )
@@ -28,7 +29,7 @@ POISON = -1.0
 # In the OPEN, in a DATA header, before the first payload byte, in payloads, in a later frame.
 HOLD_AT = (300, 420, 460, 500, 700, 1200, 1700)
 # In the OPEN, in a DATA header, before a checksum, in it.
-HOLD_AT_BESIDE = (380, 450, 505, 509)
+HOLD_AT_BESIDE = (14, 84, 139, 143)
 HOLDS = [
     (backend, place)
     for backend in BACKENDS
@@ -96,7 +97,7 @@ def test_what_arrives_after_the_drain_lands_nowhere(backend: str, hold_at: int, 
     held: list[HeldStream] = []
 
     def hold(stream: ByteStream) -> ByteStream:
-        held.append(HeldStream(stream, hold_at))
+        held.append(HeldStream(stream, place_in_stream(backend, hold_at)))
         return held[-1]
 
     layout = replace(LAYOUT, block_size=block_size)
@@ -125,7 +126,7 @@ def test_source_blocks_are_read_no_more_once_the_push_has_ended(backend: str, ho
     held: list[HeldStream] = []
 
     def hold(stream: ByteStream) -> ByteStream:
-        held.append(HeldStream(stream, hold_at))
+        held.append(HeldStream(stream, place_in_stream(backend, hold_at)))
         return held[-1]
 
     with open_decode(backend) as decode, open_prefill(backend, decode.connect, wrap=hold) as prefill:

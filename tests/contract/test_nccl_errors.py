@@ -2,88 +2,32 @@
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from pdserve.errors import ProtocolViolation
+from pdserve.kvcache.segment import WireDtype
 from pdserve.transfer.device import memory
 from pdserve.transfer.device.pairing import PairRefused
 from pdserve.transfer.frame import FrameKind, Header
 from pdserve.transfer.inproc import stream_pair
-from pdserve.transfer.landing import LandingPlan
 from pdserve.transfer.nccl.pair import ABORT_LIMIT_S, DECODE_RANK, MAX_UNJOINED_IDS, PREFILL_RANK
 from pdserve.transfer.nccl.payloads import NcclPayloadReceiver
-from pdserve.transfer.push import Endpoint, HandoffOutcome
+from pdserve.transfer.push import Endpoint
 from pdserve.transfer.sender import LinkLimits
 from tests.support.fake_nccl import REMOTE_ERROR, SYSTEM_ERROR, Script
+from tests.support.fleet import Fleet, wait_for
 from tests.support.links import (
     LAYOUT,
     WAIT_S,
-    Decode,
     NcclEnd,
-    Prefill,
-    landing_plan,
     open_decode,
     open_prefill,
-    push_all,
-    push_plan,
 )
 
-SOURCE = (9, 3, 4)
-TARGET = (5, 6, 7)
-POISON = -1.0
 NO_PROGRESS_S = 6.0
-
-
-class Fleet:
-    """One prefill and one decode process, and a way by tcp below NCCL."""
-
-    def __init__(self, decode: Decode, prefill: Prefill) -> None:
-        self.decode = decode
-        self.prefill = prefill
-        self._last_id = 0
-
-    @property
-    def ends(self) -> tuple[NcclEnd, NcclEnd]:
-        return self.prefill.nccl, self.decode.nccl
-
-    def begin_push(self) -> LandingPlan:
-        self._last_id += 1
-        number = self._last_id
-        plan = landing_plan(
-            self.decode, blocks=TARGET, request_id=f"r{number}", reservation_id=number, fence=number
-        )
-        ways = (self.decode.endpoint, Endpoint("tcp", self.decode.endpoint.address))
-        self.decode.table.expect(plan)
-        push_all(self.prefill, replace(push_plan(plan, self.decode, blocks=SOURCE), endpoints=ways))
-        return plan
-
-    def outcome(self) -> HandoffOutcome:
-        return self.prefill.done.get(timeout=WAIT_S)
-
-    def push(self) -> HandoffOutcome:
-        plan = self.begin_push()
-        outcome = self.outcome()
-        if outcome.sealed:
-            sent = self.prefill.kv.tokens(SOURCE, 0, plan.num_tokens)
-            assert np.array_equal(self.decode.kv.tokens(TARGET, 0, plan.num_tokens), sent)
-        return outcome
-
-    def drain(self, plan: LandingPlan, limit_s: float = 1.0) -> None:
-        quiet = threading.Event()
-        self.decode.table.withdraw(plan.reservation_id, quiet.set)
-        assert quiet.wait(limit_s), "decode's blocks are not quiet"
-
-    def poison(self) -> None:
-        for pool in self.decode.kv.pools:
-            pool[:] = POISON
-
-    def assert_still_poisoned(self) -> None:
-        assert all((pool == POISON).all() for pool in self.decode.kv.pools), "a late write landed"
 
 
 @pytest.fixture
@@ -98,19 +42,10 @@ def fleet() -> Iterator[Fleet]:
         assert len(end.library.aborted) == len(end.library.communicators)
 
 
-def wait_for(condition: Callable[[], bool], problem: str) -> None:
-    pause = threading.Event()
-    for _ in range(1000):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError(problem)
-
-
 def test_a_healthy_pair_is_aborted_as_well_and_only_at_the_end(fleet: Fleet) -> None:
     assert [fleet.push().transport for _ in range(3)] == ["nccl"] * 3
-    assert [len(end.library.communicators) for end in fleet.ends] == [1, 1]
-    assert [len(end.library.aborted) for end in fleet.ends] == [0, 0]
+    assert [len(end.library.communicators) for end in ends(fleet)] == [1, 1]
+    assert [len(end.library.aborted) for end in ends(fleet)] == [0, 0]
     assert fleet.decode.nccl.pairs.num_unjoined_ids == 0
     # After the test the leak check finds both aborted.
 
@@ -169,7 +104,7 @@ def test_a_payload_without_progress_is_given_up_and_aborted(fleet: Fleet, who: s
     end.clock.shift_s += NO_PROGRESS_S
     outcome = fleet.outcome()
     assert not outcome.sealed
-    for each in fleet.ends:
+    for each in ends(fleet):
         wait_for(lambda each=each: len(each.library.aborted) == 1, "not aborted")  # type: ignore[misc]
     fleet.drain(plan)
     assert fleet.push().transport == "tcp"
@@ -266,7 +201,14 @@ def test_what_does_not_fit_into_the_staging_memory_travels_in_parts(monkeypatch:
         assert sizes == [layer_of_a_block] * 9
 
 
-def test_a_payload_that_is_larger_than_agreed_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("header", "problem"),
+    [
+        (Header(FrameKind.DATA, payload_bytes=memory.STAGING_BYTES + 1), "agreed"),
+        (Header(FrameKind.DATA, payload_bytes=8, wire_dtype=WireDtype.INT8), "INT8"),
+    ],
+)
+def test_a_payload_that_was_not_agreed_on_is_refused(header: Header, problem: str) -> None:
     with ExitStack() as stack:
         decode, prefill = (stack.enter_context(open_decode("tcp")).nccl for _ in range(2))
         unique_id = decode.pairs.unique_id()
@@ -277,8 +219,8 @@ def test_a_payload_that_is_larger_than_agreed_is_refused() -> None:
         pair = decode.pairs.open(unique_id, rank=DECODE_RANK, limit_s=WAIT_S)
         thread.join(WAIT_S)
         receiver = NcclPayloadReceiver(pair, stream_pair()[0], decode.clock)
-        with pytest.raises(ProtocolViolation, match="agreed"):
-            receiver.skip(Header(FrameKind.DATA, payload_bytes=pair.staging.num_bytes + 1))
+        with pytest.raises(ProtocolViolation, match=problem):
+            receiver.skip(header)
         receiver.close()
 
 
@@ -298,3 +240,7 @@ def wait_until_receiving(fleet: Fleet) -> None:
 
 def threads_named(name: str) -> int:
     return sum(thread.name == name for thread in threading.enumerate())
+
+
+def ends(fleet: Fleet) -> tuple[NcclEnd, NcclEnd]:
+    return fleet.prefill.nccl, fleet.decode.nccl

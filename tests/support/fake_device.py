@@ -34,9 +34,19 @@ class FakeBuffer:
         return self.content[:num_bytes]
 
 
+@dataclass
+class CopyScript:
+    """What goes wrong with a device's copies between buffers."""
+
+    holds_copies: bool = False
+    has_held: bool = False
+    corrupts_copies: bool = False
+
+
 class FakeLane:
-    def __init__(self, kv: KVBytes, handle: int) -> None:
+    def __init__(self, kv: KVBytes, handle: int, script: CopyScript) -> None:
         self.handle = handle
+        self._script = script
         self._kv = kv
         self._work: deque[Work] = deque()
         self._lock = threading.Lock()
@@ -72,7 +82,12 @@ class FakeLane:
 
     def copy(self, source: DeviceBuffer, target: DeviceBuffer, num_bytes: int) -> None:
         def work() -> bool:
+            if self._script.holds_copies:
+                self._script.has_held = True
+                return False
             _head(target, num_bytes)[:] = _head(source, num_bytes)
+            if self._script.corrupts_copies:
+                _head(target, 1)[0] ^= 1
             return True
 
         self.enqueue(work)
@@ -110,10 +125,11 @@ class FakeDevice:
     """Lanes by handle, as a library that is given one finds them."""
 
     lanes: dict[int, FakeLane] = field(default_factory=dict)
+    script: CopyScript = field(default_factory=CopyScript)
     _handles: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def new_lane(self, kv: KVBytes) -> FakeLane:
-        lane = FakeLane(kv, next(self._handles))
+        lane = FakeLane(kv, next(self._handles), self.script)
         self.lanes[lane.handle] = lane
         return lane
 
@@ -130,6 +146,9 @@ class FakeDeviceKV:
     @property
     def layout(self) -> KVLayout:
         return self._kv.layout
+
+    def use_device(self) -> None:
+        """There is no other."""
 
     def new_lane(self) -> FakeLane:
         return self._device.new_lane(self._kv)

@@ -15,16 +15,23 @@ from pdserve.clock import MonotonicClock
 from pdserve.errors import Unauthorized
 from pdserve.kvcache.layout import KVLayout, PoolOrder
 from pdserve.transfer import grpc_link, inproc, shm, tcp
+from pdserve.transfer.cuda_ipc import payloads as ipc_payloads
+from pdserve.transfer.cuda_ipc.exports import IpcExports
+from pdserve.transfer.cuda_ipc.host import own_identity
+from pdserve.transfer.cuda_ipc.mappings import IpcMappings
+from pdserve.transfer.frame import HEADER_BYTES, pack_json
 from pdserve.transfer.hello import Hello
 from pdserve.transfer.landing import LandingPlan, LandingTable
 from pdserve.transfer.nccl import payloads as nccl_payloads
 from pdserve.transfer.nccl.pair import NcclPairs
 from pdserve.transfer.outbox import Connect, Outbox
+from pdserve.transfer.payload import PayloadReceiver, PayloadSender, ReceiverOpeners
 from pdserve.transfer.push import Endpoint, HandoffOutcome, PushPlan
 from pdserve.transfer.sender import LinkLimits
 from pdserve.transfer.stream import ByteStream
 from pdserve.transfer.wire_choice import WireOption
 from tests.support.fake_device import FakeDevice, FakeDeviceKV
+from tests.support.fake_ipc import FakeIpcHost, FakeIpcMemory
 from tests.support.fake_kv import NumpyKV
 from tests.support.fake_nccl import FakeFabric, FakeNccl
 
@@ -32,12 +39,24 @@ TICKET = b"good ticket"
 MODEL = "model"
 WAIT_S = 10.0
 LIMITS = LinkLimits()
-BACKENDS = ["inproc", "tcp", "grpc", "shm", "nccl"]
+BACKENDS = ["inproc", "tcp", "grpc", "shm", "nccl", "cuda-ipc"]
 # Their payloads are not in the stream.
-BESIDE_THE_STREAM = {"nccl"}
+BESIDE_THE_STREAM = {"nccl", "cuda-ipc"}
 LAYOUT = KVLayout(
     num_layers=3, num_kv_heads=2, head_dim=8, dtype="float32", block_size=4, order=PoolOrder.HEAD_MAJOR
 )
+
+
+def place_in_stream(backend: str, at: int) -> int:
+    """``at`` counts the sender's bytes, for a backend beside the stream from its OPEN on: PAIRs differ."""
+    if backend not in BESIDE_THE_STREAM:
+        return at
+    pairs: dict[str, dict[str, object]] = {
+        "nccl": {"version": "2.30.3"},
+        "cuda-ipc": {**own_identity().as_dict(), "unmapped": []},
+    }
+    frames = (Hello(100, "model", LAYOUT).as_dict(), {"transport": backend, **pairs[backend]})
+    return at + sum(HEADER_BYTES + len(pack_json(frame)) for frame in frames)
 
 
 class NcclEnd:
@@ -49,6 +68,31 @@ class NcclEnd:
         self.library = FakeNccl(fabric(), device, version)
         self.device_kv = FakeDeviceKV(kv, device)
         self.pairs = NcclPairs(self.library, self.device_kv, self.clock)
+
+
+class IpcEnd:
+    """One process's side of CUDA IPC: over a device that is none, and neighbour to all others here."""
+
+    def __init__(self, kv: NumpyKV) -> None:
+        self.clock = ShiftedClock()
+        self.device = FakeDevice()
+        self.device_kv = FakeDeviceKV(kv, self.device)
+        self.memory = FakeIpcMemory(ipc_host())
+        self.identity = own_identity()
+        self.exports = IpcExports(self.memory)
+        self.mappings = IpcMappings(self.memory, self.device_kv, self.clock)
+
+    def open_sender(self, stream: ByteStream, limit_s: float) -> PayloadSender:
+        return ipc_payloads.open_sender(self.mappings, self.identity, self.clock, stream, limit_s)
+
+    def open_receiver(self, stream: ByteStream, request: dict[str, object]) -> PayloadReceiver:
+        decode = ipc_payloads.IpcDecode(self.exports, self.device_kv, self.identity, self.clock)
+        return decode.open_receiver(stream, request)
+
+
+@functools.cache
+def ipc_host() -> FakeIpcHost:
+    return FakeIpcHost()
 
 
 @functools.cache
@@ -77,6 +121,7 @@ class Decode:
     sealed: queue.Queue[tuple[int, int]]
     aborted: queue.Queue[tuple[int, str]]
     nccl: NcclEnd
+    ipc: IpcEnd
 
 
 @dataclass
@@ -84,6 +129,7 @@ class Prefill:
     kv: NumpyKV
     outbox: Outbox
     nccl: NcclEnd
+    ipc: IpcEnd
     done: queue.Queue[HandoffOutcome] = field(default_factory=queue.Queue)
 
 
@@ -103,7 +149,7 @@ def open_decode(
     nccl_version: str = "2.30.3",
 ) -> Iterator[Decode]:
     kv = NumpyKV(layout, num_blocks=64)
-    nccl = NcclEnd(kv, nccl_version)
+    nccl, ipc = NcclEnd(kv, nccl_version), IpcEnd(kv)
     sealed: queue.Queue[tuple[int, int]] = queue.Queue()
     aborted: queue.Queue[tuple[int, str]] = queue.Queue()
     table = LandingTable(
@@ -114,13 +160,17 @@ def open_decode(
         on_aborted=lambda reservation_id, reason: aborted.put((reservation_id, reason)),
     )
     with ExitStack() as stack:
-        address, connect = _listen(backend, table, port, stack, nccl)
+        openers: ReceiverOpeners = {
+            "nccl": functools.partial(nccl_payloads.open_receiver, nccl.pairs, nccl.clock),
+            "cuda-ipc": ipc.open_receiver,
+        }
+        address, connect = _listen(backend, table, port, stack, openers)
         endpoint = Endpoint(backend, address)
-        yield Decode(kv, table, endpoint, connect, incarnation, sealed, aborted, nccl)
+        yield Decode(kv, table, endpoint, connect, incarnation, sealed, aborted, nccl, ipc)
 
 
 def _listen(
-    backend: str, table: LandingTable, port: int, stack: ExitStack, nccl: NcclEnd
+    backend: str, table: LandingTable, port: int, stack: ExitStack, openers: ReceiverOpeners
 ) -> tuple[str, Connect]:
     clock = MonotonicClock()
     if backend == "inproc":
@@ -128,7 +178,6 @@ def _listen(
         stack.callback(inproc_listener.close)
         return "", inproc_listener.connect
     if backend == "tcp" or backend in BESIDE_THE_STREAM:
-        openers = {"nccl": functools.partial(nccl_payloads.open_receiver, nccl.pairs, nccl.clock)}
         listener = tcp.TcpListener(
             table,
             host="127.0.0.1",
@@ -173,7 +222,7 @@ def open_prefill(
 ) -> Iterator[Prefill]:
     kv = NumpyKV(layout, num_blocks=64)
     kv.randomize(incarnation)
-    nccl = NcclEnd(kv, nccl_version)
+    nccl, ipc = NcclEnd(kv, nccl_version), IpcEnd(kv)
     outbox = Outbox(
         hello=Hello(incarnation, MODEL, layout),
         kv=kv,
@@ -181,13 +230,16 @@ def open_prefill(
             "tcp": tcp.connect,  # the last rung of the ladder
             backend: lambda endpoint, limit_s: wrap(connect(endpoint, limit_s)),
         },
-        payload_openers={"nccl": functools.partial(nccl_payloads.open_sender, nccl.pairs, nccl.clock)},
+        payload_openers={
+            "nccl": functools.partial(nccl_payloads.open_sender, nccl.pairs, nccl.clock),
+            "cuda-ipc": ipc.open_sender,
+        },
         clock=MonotonicClock(),
         limits=limits,
         wire_option=wire_option,
     )
     try:
-        yield Prefill(kv, outbox, nccl)
+        yield Prefill(kv, outbox, nccl, ipc)
     finally:
         outbox.close()
 

@@ -5,10 +5,13 @@ from prometheus_client import CollectorRegistry
 from pdserve.clock import MonotonicClock
 from pdserve.kvcache.layout import KVLayout, PoolOrder
 from pdserve.kvcache.storage import KVStorage
+from pdserve.transfer.cuda_ipc.exports import IpcExports
+from pdserve.transfer.cuda_ipc.host import own_identity
 from pdserve.transfer.nccl.pair import NcclPairs
-from pdserve.worker.gpu_ways import gpu_ways, ways_by_nccl
+from pdserve.worker.gpu_ways import IpcCollector, NcclCollector, gpu_ways, way_by_ipc, way_by_nccl
 from tests.support.exposition import documented
 from tests.support.fake_device import FakeDevice, FakeDeviceKV
+from tests.support.fake_ipc import FakeIpcHost, FakeIpcMemory
 from tests.support.fake_nccl import FakeFabric, FakeNccl
 
 LAYOUT = KVLayout(1, 1, 8, "float32", 4, PoolOrder.HEAD_MAJOR)
@@ -23,18 +26,33 @@ def test_a_pool_in_the_hosts_memory_has_none() -> None:
     assert not ways.collectors
 
 
-def test_with_nccl_both_ends_have_it_and_its_metrics_are_those_of_the_table() -> None:
-    storage, device, clock = KVStorage(LAYOUT, num_blocks=2), FakeDevice(), MonotonicClock()
-    library = FakeNccl(FakeFabric(), device, "2.30.3")
-    pairs = NcclPairs(library, FakeDeviceKV(storage, device), clock)
-    ways = ways_by_nccl(storage, pairs, clock)
-    assert set(ways.senders) == set(ways.receivers) == {"nccl"}
-    pairs.unique_id()
+def test_the_metrics_of_both_are_those_of_the_table() -> None:
+    device, clock = FakeDevice(), MonotonicClock()
+    kv = FakeDeviceKV(KVStorage(LAYOUT, num_blocks=2), device)
+    ways = [
+        way_by_ipc(FakeIpcMemory(FakeIpcHost()), kv, clock),
+        way_by_nccl(FakeNccl(FakeFabric(), device, "2.30.3"), kv, clock),
+    ]
+    assert [way.name for way in ways] == ["cuda-ipc", "nccl"]
     registry = CollectorRegistry()
-    for collector in ways.collectors:
-        registry.register(collector)
-    shown = {family.name: family for family in registry.collect()}
-    assert {name: family.documentation for name, family in shown.items()} == {
-        name: row.meaning for name, row in documented("Workers with NCCL").items()
+    for way in ways:
+        registry.register(way.collector)
+    assert {family.name: family.documentation for family in registry.collect()} == {
+        name: row.meaning for name, row in documented("Workers with GPUs").items()
     }
-    assert shown["pdserve_nccl_unjoined_ids"].samples[0].value == 1
+
+
+def test_the_numbers_are_those_of_the_books() -> None:
+    device = FakeDevice()
+    kv = FakeDeviceKV(KVStorage(LAYOUT, num_blocks=2), device)
+    pairs = NcclPairs(FakeNccl(FakeFabric(), device, "2.30.3"), kv, MonotonicClock())
+    pairs.unique_id()
+    exports = IpcExports(FakeIpcMemory(FakeIpcHost()))
+    exports.retire(exports.new(8, pid=own_identity().pid), lambda: True)
+    families = [*NcclCollector(pairs).collect(), *IpcCollector(exports).collect()]
+    assert {family.name: family.samples[0].value for family in families} == {
+        "pdserve_nccl_pairs": 0,
+        "pdserve_nccl_stuck_aborts": 0,
+        "pdserve_nccl_unjoined_ids": 1,
+        "pdserve_cuda_ipc_retired_buffers": 1,
+    }

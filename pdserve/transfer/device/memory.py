@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from pdserve.errors import ProtocolViolation
 from pdserve.kvcache.layout import KVLayout
-from pdserve.kvcache.segment import Segment, WireOrder
+from pdserve.kvcache.segment import Segment, WireDtype, WireOrder
+from pdserve.transfer.frame import Header
 
 STAGING_BYTES = 16 << 20
 
@@ -54,10 +56,20 @@ class DeviceKV(Protocol):
     @property
     def layout(self) -> KVLayout: ...
 
-    def new_lane(self) -> Lane:
-        """Makes the device the calling thread's current one as well."""
+    def use_device(self) -> None:
+        """Makes it the calling thread's current one: libraries look there."""
+
+    def new_lane(self) -> Lane: ...
 
     def new_buffer(self, num_bytes: int) -> DeviceBuffer: ...
+
+
+def check_payload(header: Header, num_bytes: int) -> None:
+    """For a DATA header that may be none of ours. Raises ``ProtocolViolation``."""
+    if header.payload_bytes > num_bytes:
+        raise ProtocolViolation(f"{header.payload_bytes} bytes in one payload, {num_bytes} agreed")
+    if header.wire_dtype is not WireDtype.SAME:
+        raise ProtocolViolation(f"cells of {header.wire_dtype.name} between GPUs")
 
 
 def staging_bytes(layout: KVLayout) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from pdserve.clock import Clock
 from pdserve.errors import PeerError, ProtocolViolation
+from pdserve.kvcache.layout import KVLayout
 from pdserve.transfer.control import receive_frame, send_frame
 from pdserve.transfer.frame import FrameKind, Header, pack_json, unpack_json
 from pdserve.transfer.stream import ByteStream
@@ -40,6 +41,13 @@ def request_pair(
 
 def answer_pair(stream: ByteStream, content: dict[str, object], clock: Clock) -> None:
     send_frame(stream, Header(FrameKind.PAIRED), pack_json(content), clock)
+
+
+def payload_room(layout: KVLayout, num_bytes: int) -> int:
+    """``num_bytes``, as the peer names it. Raises ``PairRefused`` when nothing of ours would fit."""
+    if num_bytes < layout.block_bytes // layout.num_layers:
+        raise PairRefused(f"a layer of a block does not fit into {num_bytes} bytes")
+    return num_bytes
 
 
 def text(content: dict[str, object], key: str) -> str:

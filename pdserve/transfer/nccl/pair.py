@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 
 from pdserve.clock import Clock
 from pdserve.errors import PeerError
+from pdserve.kvcache.layout import KVLayout
 from pdserve.transfer.device.memory import DeviceBuffer, DeviceKV, Lane, staging_bytes
 from pdserve.transfer.device.pairing import PairRefused
 from pdserve.transfer.device.wait import wait_until
@@ -98,6 +99,10 @@ class NcclPairs:
         self._aborting: dict[NcclPair, float] = {}
 
     @property
+    def layout(self) -> KVLayout:
+        return self._kv.layout
+
+    @property
     def num_open(self) -> int:
         """Pairs that hold memory: in use, or being aborted."""
         return self._num_open
@@ -126,6 +131,7 @@ class NcclPairs:
         with self._lock:
             self._num_open += 1
         try:
+            self._kv.use_device()
             lane = self._kv.new_lane()
             staging = self._kv.new_buffer(self.staging_bytes)
             communicator = self.library.init(unique_id, rank=rank)

@@ -18,7 +18,16 @@ from pdserve.clock import Clock
 from pdserve.errors import PeerError, ProtocolViolation
 from pdserve.kvcache.segment import WireDtype
 from pdserve.transfer.device.checksum_tail import ChecksumTail
-from pdserve.transfer.device.pairing import PairRefused, answer_pair, data, number, request_pair, text
+from pdserve.transfer.device.memory import check_payload
+from pdserve.transfer.device.pairing import (
+    PairRefused,
+    answer_pair,
+    data,
+    number,
+    payload_room,
+    request_pair,
+    text,
+)
 from pdserve.transfer.device.wait import wait_until
 from pdserve.transfer.frame import Header
 from pdserve.transfer.landing import Placement
@@ -35,9 +44,10 @@ def open_sender(pairs: NcclPairs, clock: Clock, stream: ByteStream, limit_s: flo
     pairs.check_room()
     request: dict[str, object] = {"version": pairs.library.version()}
     answer = request_pair(stream, NAME, request, clock, limit_s=limit_s)
-    unique_id, their_bytes = data(answer, "unique_id"), number(answer, "staging_bytes")
+    unique_id = data(answer, "unique_id")
+    room = payload_room(pairs.layout, min(pairs.staging_bytes, number(answer, "staging_bytes")))
     pair = pairs.open(unique_id, rank=PREFILL_RANK, limit_s=limit_s)
-    return NcclPayloadSender(pair, clock, max_bytes=min(pair.staging.num_bytes, their_bytes))
+    return NcclPayloadSender(pair, clock, max_bytes=room)
 
 
 def open_receiver(
@@ -125,10 +135,7 @@ class NcclPayloadReceiver:
     def _take(self, header: Header, watch: Callable[[], None]) -> Callable[[], int]:
         """The payload lies in the staging memory; its checksum."""
         lane, staging = self._pair.lane, self._pair.staging
-        if header.payload_bytes > staging.num_bytes:
-            raise ProtocolViolation(
-                f"{header.payload_bytes} bytes in one payload, {staging.num_bytes} agreed"
-            )
+        check_payload(header, staging.num_bytes)
         self._pair.receive(header.payload_bytes)
         wait_until(self._pair.is_ready, self._clock, what="nccl: receive", watch=watch)
         with self._pair.inside():
