@@ -38,8 +38,8 @@ BATCHES, CONTEXTS, PROMPTS = (1, 8, 32), (512, 2048), (512, 2048)
 QUICK_BATCHES, QUICK_CONTEXTS, QUICK_PROMPTS = (1, 8), (512,), (512,)
 STEPS = 16
 QUICK_STEPS = 6
-# Beyond these sizes a turn takes minutes: continuous batching has to prefill twice to measure a step.
-LARGEST_BATCH = {"transformers-cb": 8}
+# Sequences × context: beyond, a turn takes minutes, as the prompts have to be computed first.
+MOST_KV_TOKENS = {"transformers": 16 << 10, "transformers-cb": 16 << 10}
 ANSWER_LIMIT_S = 900.0
 
 
@@ -109,7 +109,9 @@ def _compare(report: Report, impls: list[str], num_threads: int, *, rounds: int,
                     "steps": QUICK_STEPS if quick else STEPS,
                 }
                 able = {
-                    name: child for name, child in children.items() if batch <= LARGEST_BATCH.get(name, batch)
+                    name: child
+                    for name, child in children.items()
+                    if batch * context <= MOST_KV_TOKENS.get(name, batch * context)
                 }
                 times = _take_turns(able, rounds, run="decode", **case)
                 _add_decode(report, times, limit, work, batch=batch, context=context, threads=num_threads)
