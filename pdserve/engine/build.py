@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +19,11 @@ from pdserve.engine.scheduler import Scheduler, SchedulerLimits
 from pdserve.engine.warm_up import warm_up
 from pdserve.errors import ConfigError
 from pdserve.kvcache.block_pool import BlockPool
+from pdserve.kvcache.layout import KVLayout
 from pdserve.kvcache.storage import KVStorage
+from pdserve.model import gpu
+from pdserve.model.attention.base import AttentionBackend
+from pdserve.model.attention.reference import ReferenceAttention
 from pdserve.model.cpu_threads import CpuThreads
 from pdserve.model.loader import load_model
 from pdserve.model.transforms.apply import apply, cpu_attention
@@ -34,6 +40,7 @@ _KV_DTYPES: dict[KVCacheDtype, str] = {
     "int8": "int8",
     "fp8": "float8_e4m3fn",
 }
+_SHORT_NAMES = {dtype: name for name, dtype in _KV_DTYPES.items() if name != "auto"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +59,8 @@ def build_engine(model_path: Path, config: EngineConfig) -> BuiltEngine:
 
 
 def assemble(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
-    """Takes the model over: its layers are replaced by faster ones."""
-    threads = CpuThreads(config.num_threads)
-    apply(loaded, config.weight_dtype, threads)
-    layout = loaded.layout(block_size=config.block_size, dtype=_KV_DTYPES[config.kv_cache_dtype])
+    """Takes the model over: its layers are replaced by faster ones, or it moves to a GPU."""
+    layout, make_backend = _prepare(loaded, config)
     num_blocks = config.num_blocks or config.kv_cache_bytes // layout.block_bytes
     if num_blocks < 2:
         raise ConfigError(
@@ -76,11 +81,11 @@ def assemble(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
         enable_prefix_cache=config.enable_prefix_cache,
     )
     pool = BlockPool(num_blocks)
-    storage = KVStorage(layout, num_blocks=num_blocks)
+    storage = KVStorage(layout, num_blocks=num_blocks, device=config.device)
     runner = ModelRunner(
         loaded,
         block_size=config.block_size,
-        backend=cpu_attention(storage, threads),
+        backend=make_backend(storage),
         sampler=Sampler(loaded.eos_token_ids),
     )
     warm_up(runner, layout)
@@ -103,3 +108,23 @@ def assemble(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,  # Linux counts in KiB
     )
     return BuiltEngine(engine, loaded, storage, num_blocks, max_context_tokens)
+
+
+def _prepare(
+    loaded: LoadedModel, config: EngineConfig
+) -> tuple[KVLayout, Callable[[KVStorage], AttentionBackend]]:
+    """The model made ready on its device, and what its KV pool looks like there."""
+    if config.device == "cpu":
+        threads = CpuThreads(config.num_threads)
+        apply(loaded, config.weight_dtype, threads)
+        dtype = _KV_DTYPES[config.kv_cache_dtype]
+        layout = loaded.layout(block_size=config.block_size, dtype=dtype)
+        return layout, partial(cpu_attention, threads=threads)
+    dtype = str(loaded.model.dtype).removeprefix("torch.")
+    if config.kv_cache_dtype not in ("auto", _SHORT_NAMES.get(dtype)):
+        raise ConfigError(
+            f"--kv-cache-dtype {config.kv_cache_dtype}: on a GPU KV has the model's type, {dtype}"
+        )
+    layout = loaded.layout(block_size=config.block_size, dtype=dtype, order=gpu.GPU_ORDER)
+    is_fast = gpu.move(loaded, config.device, layout)
+    return layout, gpu.varlen_attention if is_fast else ReferenceAttention

@@ -13,8 +13,9 @@ KVCacheDtype = Literal["auto", "fp32", "fp16", "bf16", "int8", "fp8"]
 class EngineConfig:
     """``num_blocks`` wins over ``kv_cache_bytes``; ``max_context_tokens`` None is the model's.
 
-    ``weight_dtype``: what the weights are packed as for the CPU kernels; ``model`` leaves the model as it
-    was loaded. ``kv_cache_dtype``: ``auto`` is what the model computes in, so that nothing is rounded.
+    ``device``: ``cpu``, ``cuda`` or ``cuda:N``. ``weight_dtype``: what the weights are packed as for the CPU
+    kernels; ``model`` leaves the model as it was loaded. ``kv_cache_dtype``: ``auto`` is what the model
+    computes in, so that nothing is rounded.
     """
 
     block_size: int = 16
@@ -26,5 +27,6 @@ class EngineConfig:
     max_context_tokens: int | None = None
     enable_prefix_cache: bool = True
     num_threads: int = 1
+    device: str = "cpu"
     weight_dtype: WeightDtype = "fp16"
     kv_cache_dtype: KVCacheDtype = "auto"

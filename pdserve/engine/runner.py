@@ -36,6 +36,7 @@ class ModelRunner:
         self, loaded: LoadedModel, *, block_size: int, backend: AttentionBackend, sampler: Sampler
     ) -> None:
         self._model = loaded.model
+        self._device = loaded.model.device
         self._block_size = block_size
         self._backend = backend
         self._sampler = sampler
@@ -53,15 +54,15 @@ class ModelRunner:
             on_layer_written=on_layer_written,
         )
         logits = self._model(
-            input_ids=batch.token_ids,
-            position_ids=batch.positions,
+            input_ids=batch.token_ids.to(self._device),
+            position_ids=batch.positions.to(self._device),
             use_cache=False,
-            logits_to_keep=batch.last_tokens,
+            logits_to_keep=batch.last_tokens.to(self._device),
             paged_batch=batch,
         ).logits[0]
         self._batch = None
         sequences = [chunk.sequence for chunk in plan.chunks if chunk.samples]
-        return self._sampler.sample(logits.float(), sequences) if sequences else []
+        return self._sampler.sample(logits.float().cpu(), sequences) if sequences else []
 
     def detach(self, seq_id: str) -> None:
         if self._batch is not None:

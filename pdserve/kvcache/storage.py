@@ -29,6 +29,7 @@ class KVStorage:
     def __init__(self, layout: KVLayout, *, num_blocks: int, device: str = "cpu") -> None:
         self.layout = layout
         self.num_blocks = num_blocks
+        self.device = torch.device(device)
         shape = {
             PoolOrder.HEAD_MAJOR: (num_blocks, layout.num_kv_heads, layout.block_size, layout.cell_elements),
             PoolOrder.TOKEN_MAJOR: (num_blocks, layout.block_size, layout.num_kv_heads, layout.cell_elements),
@@ -43,6 +44,7 @@ class KVStorage:
 
         ``slot_mapping``: [tokens], each block * block_size + offset.
         """
+        slot_mapping = slot_mapping.to(self.device)
         block, offset = slot_mapping // self.layout.block_size, slot_mapping % self.layout.block_size
         for pool, new in ((self.k[layer], keys), (self.v[layer], values)):
             cells = as_cells(new, self.layout)

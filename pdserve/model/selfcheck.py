@@ -21,14 +21,14 @@ PROBE_TOKENS = 5
 class _ProbeBatch:
     """The probe prompt in a pool of its own."""
 
-    def __init__(self, backend: AttentionBackend) -> None:
+    def __init__(self, backend: AttentionBackend, num_blocks: int) -> None:
         self._backend = backend
         one = np.ones(1, np.int64)
         self._rows = Rows(
             query_begin=0 * one,
             num_queries=PROBE_TOKENS * one,
             num_context=PROBE_TOKENS * one,
-            block_tables=np.zeros((1, 1), np.int64),
+            block_tables=np.arange(num_blocks).reshape(1, -1),
             slot_mapping=np.arange(PROBE_TOKENS),
         )
 
@@ -41,13 +41,13 @@ class _ProbeBatch:
 
 def probe_token_ids(model: PreTrainedModel) -> Tensor:
     vocab_size: int = model.config.get_text_config().vocab_size
-    return torch.arange(PROBE_TOKENS).unsqueeze(0) % vocab_size
+    return torch.arange(PROBE_TOKENS, device=model.device).unsqueeze(0) % vocab_size
 
 
 def run_probe(model: PreTrainedModel, batch: PagedBatch) -> Tensor:
     logits: Tensor = model(
         input_ids=probe_token_ids(model),
-        position_ids=torch.arange(PROBE_TOKENS).unsqueeze(0),
+        position_ids=torch.arange(PROBE_TOKENS, device=model.device).unsqueeze(0),
         use_cache=False,
         paged_batch=batch,
     ).logits
@@ -57,8 +57,9 @@ def run_probe(model: PreTrainedModel, batch: PagedBatch) -> Tensor:
 def paged_logits(
     model: PreTrainedModel, layout: KVLayout, make_backend: Callable[[KVStorage], AttentionBackend]
 ) -> Tensor:
-    """``layout``: with blocks that hold the probe."""
-    return run_probe(model, _ProbeBatch(make_backend(KVStorage(layout, num_blocks=1))))
+    num_blocks = layout.num_blocks_for(PROBE_TOKENS)
+    storage = KVStorage(layout, num_blocks=num_blocks, device=str(model.device))
+    return run_probe(model, _ProbeBatch(make_backend(storage), num_blocks))
 
 
 def check_equal(logits: Tensor, expected: Tensor, *, tolerance: float, what: str) -> None:

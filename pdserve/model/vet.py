@@ -38,14 +38,14 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     fingerprint: str
 
-    def layout(self, *, block_size: int, dtype: str) -> KVLayout:
+    def layout(self, *, block_size: int, dtype: str, order: PoolOrder = PoolOrder.HEAD_MAJOR) -> KVLayout:
         return KVLayout(
             num_layers=self.num_layers,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             dtype=dtype,
             block_size=block_size,
-            order=PoolOrder.HEAD_MAJOR,
+            order=order,
         )
 
 

@@ -25,6 +25,9 @@ class WorkerSettings(ProgramSettings):
         None, description="file descriptor to write the bound address to, as JSON"
     )
     secret: SecretStr | None = Field(None, description="shared by all parts")
+    device: str = Field(
+        "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N (never run on hardware yet)"
+    )
     threads: int = Field(1, ge=1, description="CPU threads for the model")
     block_size: int = Field(16, ge=1, le=1024, description="tokens per KV block")
     num_blocks: int | None = Field(None, ge=2, description="KV blocks; overrides kv_cache_bytes")
@@ -61,6 +64,7 @@ class WorkerSettings(ProgramSettings):
             max_context_tokens=self.max_context_tokens,
             enable_prefix_cache=self.enable_prefix_cache,
             num_threads=self.threads,
+            device=self.device,
             weight_dtype=self.weight_dtype,
             kv_cache_dtype=self.kv_cache_dtype,
         )

@@ -21,7 +21,7 @@ class ReferenceAttention:
         output = torch.empty_like(query)
         for row, num_context in enumerate(rows.num_context.tolist()):
             num_blocks = self._storage.layout.num_blocks_for(num_context)
-            table = torch.from_numpy(rows.block_tables[row, :num_blocks])
+            table = torch.from_numpy(rows.block_tables[row, :num_blocks]).to(query.device)
             keys, values = (
                 states.to(query.dtype) for states in self._storage.gather(layer, table, num_context)
             )
@@ -36,7 +36,7 @@ def attend_row(query: Tensor, keys: Tensor, values: Tensor, params: AttentionPar
         return _softcapped(query, keys, values, params)
     num_queries, num_context = query.shape[0], keys.shape[1]
     is_first_chunk = num_queries == num_context and params.window is None
-    mask = None if is_first_chunk else _mask(num_queries, num_context, params.window)
+    mask = None if is_first_chunk else _mask(num_queries, num_context, params.window, query.device)
     output = scaled_dot_product_attention(
         query.transpose(0, 1).unsqueeze(0),
         keys.unsqueeze(0),
@@ -49,12 +49,12 @@ def attend_row(query: Tensor, keys: Tensor, values: Tensor, params: AttentionPar
     return output[0].transpose(0, 1)
 
 
-def _mask(num_queries: int, num_context: int, window: int | None) -> Tensor | None:
+def _mask(num_queries: int, num_context: int, window: int | None, device: torch.device) -> Tensor | None:
     """True where a query may look; None when all may look everywhere."""
     if num_queries == 1 and (window is None or num_context <= window):
         return None
-    position = torch.arange(num_context - num_queries, num_context).unsqueeze(1)
-    distance = position - torch.arange(num_context).unsqueeze(0)
+    position = torch.arange(num_context - num_queries, num_context, device=device).unsqueeze(1)
+    distance = position - torch.arange(num_context, device=device).unsqueeze(0)
     allowed = distance >= 0
     return allowed if window is None else allowed & (distance < window)
 
@@ -66,7 +66,7 @@ def _softcapped(query: Tensor, keys: Tensor, values: Tensor, params: AttentionPa
     keys, values = (states.repeat_interleave(group, dim=0) for states in (keys, values))
     scores = query.transpose(0, 1) @ keys.transpose(1, 2) * params.scale
     scores = params.softcap * torch.tanh(scores / params.softcap)
-    mask = _mask(query.shape[0], keys.shape[1], params.window)
+    mask = _mask(query.shape[0], keys.shape[1], params.window, query.device)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     return (scores.float().softmax(dim=-1).to(values.dtype) @ values).transpose(0, 1)
