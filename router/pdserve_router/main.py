@@ -105,7 +105,7 @@ async def _drain(service: Service, signals: asyncio.Semaphore, limit_s: float) -
     idle = asyncio.create_task(service.intake.wait_idle())
     again = asyncio.create_task(signals.acquire())
     await _first_of(idle, again, limit_s=limit_s)
-    if service.intake.num_running == 0:
+    if service.intake.is_idle:
         return False
     service.answerer.cut_all(Overloaded("the router is shutting down", retry_after_s=1.0))
     return True

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -70,23 +70,30 @@ class Service:
 
     async def generate(self, request: Request, *, is_chat: bool) -> Response:
         """Raises ``PdserveError`` for what fails before the first token, ``ClientLeft`` when nobody waits."""
-        try:
-            answer = await self._accept(request, is_chat=is_chat)
-        except PdserveError as error:
-            self.metrics.refused(error.label)
-            raise
-        envelope = Envelope(is_chat, answer.request_id, answer.created_unix_s, self.model_name)
-        pieces = self._accounted(answer)
-        if not answer.request.is_stream:
-            body = await unless_client_leaves(request, whole_body(answer, envelope, pieces))
-            return JSONResponse(body)
-        first = await unless_client_leaves(request, anext(pieces))
-        return EventStream(events(answer, envelope, first, pieces))
+        async with self._accepted(request, is_chat=is_chat) as answer:
+            envelope = Envelope(is_chat, answer.request_id, answer.created_unix_s, self.model_name)
+            pieces = self._accounted(answer)
+            if not answer.request.is_stream:
+                body = await unless_client_leaves(request, whole_body(answer, envelope, pieces))
+                return JSONResponse(body)
+            first = await unless_client_leaves(request, anext(pieces))
+            return EventStream(events(answer, envelope, first, pieces))
+
+    @asynccontextmanager
+    async def _accepted(self, request: Request, *, is_chat: bool) -> AsyncIterator[Answer]:
+        """Until it is left the router does not end; by then the answer is whole or counted as running."""
+        with ExitStack() as accepting:
+            try:
+                self.authorize(request)
+                accepting.enter_context(self.intake.accepting())
+                answer = await self._accept(request, is_chat=is_chat)
+            except PdserveError as error:
+                self.metrics.refused(error.label)
+                raise
+            yield answer
 
     async def _accept(self, request: Request, *, is_chat: bool) -> Answer:
         """Everything that can be refused without asking a worker."""
-        self.authorize(request)
-        self.intake.check_open()
         received_s = self.clock.now_s()
         body = await read_body(request, self.settings.max_body_bytes)
         parse = self.parser.chat if is_chat else self.parser.completion

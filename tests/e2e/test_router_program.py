@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -91,6 +92,26 @@ def test_the_first_signal_lets_streams_finish_and_turns_others_away(
         assert program.complete(**REQUEST).status_code == 503
         program.call(worker.resume)
         assert stream.rest()[-1] == "[DONE]"
+        assert program.process.wait(5.0) == 0
+
+
+def test_a_request_that_is_still_arriving_at_the_signal_gets_its_whole_answer(
+    card: ModelCard, worker: FakeWorker
+) -> None:
+    body = json.dumps({"model": card.name, "prompt": "a", **REQUEST}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: router\r\nContent-Length: {len(body)}\r\n"
+    with run_router(card, worker) as program:
+        host, _, port = program.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as client:
+            client.sendall(f"{head}Expect: 100-continue\r\nConnection: close\r\n\r\n".encode())
+            assert b"100 Continue" in client.recv(100), "only then is it being accepted"
+            program.process.send_signal(signal.SIGTERM)
+            with pytest.raises(subprocess.TimeoutExpired):
+                program.process.wait(2.0)
+            client.sendall(body)
+            answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+        assert answer.startswith(b"HTTP/1.1 200"), answer
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["usage"]["completion_tokens"] == 10
         assert program.process.wait(5.0) == 0
 
 
