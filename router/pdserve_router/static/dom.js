@@ -31,11 +31,11 @@ export function element(name, attributes) {
   return made;
 }
 
-// The square of a colour that a drawing uses.
-export function key(className) {
-  const svg = drawing("key", 1, 1);
-  svg.append(element("rect", { class: className, width: 1, height: 1 }));
-  return svg;
+// Words beside a square of the colour that a drawing uses for them.
+export function keyed(className, text) {
+  const square = drawing("key", 1, 1);
+  square.append(element("rect", { class: className, width: 1, height: 1 }));
+  return make("span", "pair", square, text);
 }
 
 // Bears the key of this tab, if one was given.

@@ -1,6 +1,6 @@
 // Small plots of percentiles over time.
 
-import { drawing, element, key, make } from "/dom.js";
+import { drawing, element, keyed, make } from "/dom.js";
 
 const WIDTH = 300;
 const HEIGHT = 60;
@@ -21,7 +21,9 @@ export function ms(value) {
 
 function caption(title, entries) {
   const last = entries.findLast((entry) => entry !== null);
-  const values = last ? [key("p50"), `p50 ${ms(last.p50)} `, key("p95"), `p95 ${ms(last.p95)}`] : ["nothing measured"];
+  const values = last
+    ? ["p50", "p95"].flatMap((name) => [keyed(name, `${name} ${ms(last[name])}`), " "])
+    : ["nothing measured"];
   return make("figcaption", "", make("strong", "", title), ...values);
 }
 

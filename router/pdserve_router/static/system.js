@@ -1,6 +1,6 @@
 // The live state of the system, as GET /system tells it.
 
-import { at, drawing, element, key, make, say } from "/dom.js";
+import { at, drawing, element, keyed, make, say } from "/dom.js";
 import { plot } from "/plot.js";
 
 const TITLES = { ttft: "TTFT", itl: "ITL", handoff_gap: "Hand-off gap" };
@@ -38,12 +38,14 @@ function worker(told) {
   return item;
 }
 
-function words(title, byState, keyed) {
-  const line = make("div", "soft small", `${title}: `);
-  Object.entries(byState).forEach(([state, count], index) => {
-    line.append(index ? ", " : "", ...(keyed.includes(state) ? [key(state)] : []), `${count} ${state}`);
-  });
-  return line;
+function words(title, byState, drawn) {
+  const parts = Object.entries(byState).map(([state, count]) => [part(state, count, drawn.includes(state)), " "]);
+  return make("div", "soft small", `${title}: `, ...parts.flat());
+}
+
+function part(state, count, isDrawn) {
+  const text = `${count} ${state}`;
+  return isDrawn ? keyed(state, text) : make("span", "pair", text);
 }
 
 // Which part of the pool is taken, and for what.
