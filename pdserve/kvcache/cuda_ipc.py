@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pdserve.errors import ConfigError, DeviceFault
-from pdserve.kvcache.device import WORD_BYTES, Buffer, TorchBuffer
+from pdserve.kvcache.device import WORD_BYTES, Buffer, TorchBuffer, faults
 
 HANDLE_BYTES = 64
 
@@ -87,7 +87,10 @@ class _DeviceArray:
 
 
 def _buffer(address: int, num_bytes: int) -> TorchBuffer:
-    content = torch.as_tensor(_DeviceArray(address, _padded(num_bytes)))
+    # Named with its index: then torch also takes another GPU's memory as it is, without a copy.
+    with faults():
+        device = torch.device("cuda", torch.cuda.current_device())
+        content = torch.as_tensor(_DeviceArray(address, _padded(num_bytes)), device=device)
     if content.data_ptr() != address:
         raise DeviceFault("torch made a copy of the memory instead of using it")
     return TorchBuffer(content, num_bytes)

@@ -57,18 +57,18 @@ class DeviceKV:
     def use_device(self) -> None:
         """Makes it the calling thread's current one. Raises ``DeviceFault``."""
         if self._device.type == "cuda":
-            with _faults():
+            with faults():
                 torch.cuda.set_device(self._device)
 
     def new_lane(self) -> TorchLane:
         """Raises ``DeviceFault``."""
-        with _faults():
+        with faults():
             stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
             return TorchLane(self._payloads, stream)
 
     def new_buffer(self, num_bytes: int) -> TorchBuffer:
         """Raises ``DeviceFault``, also when the memory is full."""
-        with _faults():
+        with faults():
             padded = -(-num_bytes // WORD_BYTES) * WORD_BYTES
             return TorchBuffer(torch.empty(padded, dtype=torch.uint8, device=self._device), num_bytes)
 
@@ -78,7 +78,7 @@ class DeviceKV:
         self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder
     ) -> list[memoryview]:
         content = self._scratch(segment, wire_order, self._device)
-        with _faults():
+        with faults():
             self._payloads.gather(segment, block_table, wire_order, content)
             return [content.cpu().numpy().data]
 
@@ -86,7 +86,7 @@ class DeviceKV:
         staged = self._scratch(segment, wire_order, torch.device("cpu"))
 
         def finish() -> None:
-            with _faults():
+            with faults():
                 self._payloads.scatter(segment, block_table, wire_order, staged.to(self._device))
                 if self._device.type == "cuda":
                     torch.cuda.current_stream(self._device).synchronize()
@@ -97,7 +97,7 @@ class DeviceKV:
         self, segment: Segment, block_table: Sequence[int], wire_dtype: WireDtype
     ) -> list[memoryview]:
         content = self._scratch(segment, WireOrder.TOKEN, self._device)
-        with _faults():
+        with faults():
             self._payloads.gather(segment, block_table, WireOrder.TOKEN, content)
             cells = as_cells(_cells_of(content, self.layout), wire_layout(self.layout, wire_dtype))
             return [_bytes_of(cells).cpu().numpy().data]
@@ -109,7 +109,7 @@ class DeviceKV:
         staged = torch.empty(segment.payload_bytes(layout, WireOrder.TOKEN), dtype=torch.uint8)
 
         def finish() -> None:
-            with _faults():
+            with faults():
                 states = states_of(_cells_of(staged.to(self._device), layout), layout)
                 content = _bytes_of(as_cells(states, self.layout))
                 self._payloads.scatter(segment, block_table, WireOrder.TOKEN, content)
@@ -180,12 +180,12 @@ class TorchLane:
     def mark(self) -> Callable[[], bool]:
         if self._stream is None:
             return lambda: True
-        with _faults():
+        with faults():
             event = torch.cuda.Event()
             event.record(self._stream)
 
         def is_done() -> bool:
-            with _faults():
+            with faults():
                 return bool(event.query())
 
         return is_done
@@ -207,7 +207,7 @@ class TorchLane:
     @contextmanager
     def _enqueueing(self) -> Iterator[None]:
         on_stream: AbstractContextManager[object] = torch.cuda.stream(self._stream)
-        with _faults(), on_stream:
+        with faults(), on_stream:
             yield
 
 
@@ -293,7 +293,7 @@ def _tensor(buffer: Buffer, num_bytes: int) -> Tensor:
 
 
 @contextmanager
-def _faults() -> Iterator[None]:
+def faults() -> Iterator[None]:
     """Torch reports the driver's errors, also those of work begun long before, as RuntimeError."""
     try:
         yield
