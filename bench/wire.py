@@ -80,13 +80,14 @@ def _hand_over(prefill: BuiltEngine, decode: BuiltEngine, prompt: list[int], wir
     table = quality.blocks_of(prefill, prompt)
     whole = Segment(0, layout.num_layers, 0, layout.num_kv_heads, 0, len(prompt))
     if wire_dtype is WireDtype.SAME:
-        views = prefill.storage.read_views(whole, table, WireOrder.TOKEN)
-        landing = decode.storage.write_views(whole, table, WireOrder.TOKEN)
+        payload = prefill.storage.outgoing(whole, table, WireOrder.TOKEN)
+        landing = decode.storage.incoming(whole, table, WireOrder.TOKEN)
     else:
-        views = prefill.storage.read_converted(whole, table, wire_dtype)
-        landing = decode.storage.write_converted(whole, table, wire_dtype)
-    for view, place in zip(views, landing.views, strict=True):
-        place[:] = view
+        payload = prefill.storage.outgoing_converted(whole, table, wire_dtype)
+        landing = decode.storage.incoming_converted(whole, table, wire_dtype)
+    content = memoryview(bytearray(payload.num_bytes))
+    payload.gather(0, content)
+    landing.payload.scatter(0, content)
     landing.finish()
     return whole.payload_bytes(layout, WireOrder.TOKEN)
 

@@ -8,4 +8,6 @@ explicit vectors (``lanes``) so that the compiler cannot reorder them.
 ``matmul``       packed weights times a batch of rows
 ``attention``    queries over paged KV: one kernel for decode and prefill
 ``elementwise``  norms, rotary embedding, activation, KV write
+``pieces``       memory in many pieces: gathered, scattered
+``xxh3``         its checksum, alone or while it is copied
 """

@@ -17,6 +17,7 @@ from torch import Tensor
 from pdserve.errors import DeviceFault
 from pdserve.kvcache.cells import as_cells, states_of
 from pdserve.kvcache.layout import KVLayout, PoolOrder
+from pdserve.kvcache.pieces import Pieces
 from pdserve.kvcache.segment import Segment, WireDtype, WireOrder, wire_layout
 from pdserve.kvcache.storage import KVStorage
 
@@ -44,11 +45,13 @@ class TorchBuffer:
 
 @dataclass(slots=True)
 class _Landing:
-    views: list[memoryview]
+    payload: Pieces
     finish: Callable[[], None]
 
 
 class DeviceKV:
+    shared_memory = None
+
     def __init__(self, storage: KVStorage) -> None:
         self.layout: KVLayout = storage.layout
         self._payloads = _Payloads(storage)
@@ -74,15 +77,13 @@ class DeviceKV:
 
     # -------------------------------------------------- for ways through the host's memory
 
-    def read_views(
-        self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder
-    ) -> list[memoryview]:
+    def outgoing(self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder) -> Pieces:
         content = self._scratch(segment, wire_order, self._device)
         with faults():
             self._payloads.gather(segment, block_table, wire_order, content)
-            return [content.cpu().numpy().data]
+            return Pieces.of_arrays([content.cpu().numpy()])
 
-    def write_views(self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder) -> _Landing:
+    def incoming(self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder) -> _Landing:
         staged = self._scratch(segment, wire_order, torch.device("cpu"))
 
         def finish() -> None:
@@ -91,18 +92,18 @@ class DeviceKV:
                 if self._device.type == "cuda":
                     torch.cuda.current_stream(self._device).synchronize()
 
-        return _Landing([staged.numpy().data], finish)
+        return _Landing(Pieces.of_arrays([staged.numpy()]), finish)
 
-    def read_converted(
+    def outgoing_converted(
         self, segment: Segment, block_table: Sequence[int], wire_dtype: WireDtype
-    ) -> list[memoryview]:
+    ) -> Pieces:
         content = self._scratch(segment, WireOrder.TOKEN, self._device)
         with faults():
             self._payloads.gather(segment, block_table, WireOrder.TOKEN, content)
             cells = as_cells(_cells_of(content, self.layout), wire_layout(self.layout, wire_dtype))
-            return [_bytes_of(cells).cpu().numpy().data]
+            return Pieces.of_arrays([_bytes_of(cells).cpu().numpy()])
 
-    def write_converted(
+    def incoming_converted(
         self, segment: Segment, block_table: Sequence[int], wire_dtype: WireDtype
     ) -> _Landing:
         layout = wire_layout(self.layout, wire_dtype)
@@ -116,7 +117,7 @@ class DeviceKV:
                 if self._device.type == "cuda":
                     torch.cuda.current_stream(self._device).synchronize()
 
-        return _Landing([staged.numpy().data], finish)
+        return _Landing(Pieces.of_arrays([staged.numpy()]), finish)
 
     def _scratch(self, segment: Segment, wire_order: WireOrder, device: torch.device) -> Tensor:
         num_bytes = segment.payload_bytes(self.layout, wire_order)

@@ -14,12 +14,13 @@ what a pool of that type would hold, scales included.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Protocol
 
 from pdserve.kvcache.layout import KVLayout
+from pdserve.kvcache.shared_memory import SharedMemory
 
 
 class WireOrder(IntEnum):
@@ -76,11 +77,36 @@ class Segment:
         return 2 * self.num_layers * num_tokens * self.num_heads * layout.cell_bytes
 
 
-class LandingViews(Protocol):
-    """Where a payload goes: fill ``views`` in order, then ``finish``."""
+class Payload(Protocol):
+    """A payload where it lies in memory, in pieces."""
 
     @property
-    def views(self) -> Sequence[memoryview]: ...
+    def num_bytes(self) -> int: ...
+
+    def gather(self, begin: int, out: memoryview) -> None:
+        """The payload's bytes from ``begin`` on."""
+
+    def scatter(self, begin: int, content: memoryview) -> None:
+        """The way back."""
+
+    def shared_offsets(self) -> bytes | None:
+        """Where its pieces lie in the pool's shared memory; None when another process cannot copy them."""
+
+    def checksum(self) -> int:
+        """For a payload with ``shared_offsets``."""
+
+    def copy_from(self, memory: SharedMemory, offsets: bytes, may_go_on: Callable[[], bool]) -> int | None:
+        """Out of a peer's memory, at its ``shared_offsets``. The checksum, or None when it may not go on.
+
+        Raises ``ProtocolViolation``.
+        """
+
+
+class Landing(Protocol):
+    """Where a payload goes: fill ``payload``, then ``finish``."""
+
+    @property
+    def payload(self) -> Payload: ...
 
     def finish(self) -> None:
         """Moves staged bytes to their place; the caller may still decide not to call it."""
@@ -92,22 +118,22 @@ class KVBytes(Protocol):
     @property
     def layout(self) -> KVLayout: ...
 
-    def read_views(
-        self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder
-    ) -> list[memoryview]:
-        """The payload, without copying where the order allows it."""
+    @property
+    def shared_memory(self) -> SharedMemory | None:
+        """Where the whole pool lies, if another process may see it."""
 
-    def write_views(
-        self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder
-    ) -> LandingViews:
-        """Writable places for the payload."""
+    def outgoing(self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder) -> Payload:
+        """To be read; where it lies if the order allows that."""
 
-    def read_converted(
+    def incoming(self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder) -> Landing:
+        """To be written."""
+
+    def outgoing_converted(
         self, segment: Segment, block_table: Sequence[int], wire_dtype: WireDtype
-    ) -> list[memoryview]:
+    ) -> Payload:
         """A converted copy in TOKEN order; the pool is not quantized."""
 
-    def write_converted(
+    def incoming_converted(
         self, segment: Segment, block_table: Sequence[int], wire_dtype: WireDtype
-    ) -> LandingViews:
-        """Places for such a payload; ``finish`` converts it back."""
+    ) -> Landing:
+        """For such a payload; ``finish`` converts it back."""

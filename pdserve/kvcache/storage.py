@@ -1,32 +1,42 @@
 """The tensors behind the blocks, and the same memory as bytes for the transfer.
 
 One K and one V tensor per layer. The engine writes and reads through ``k`` and ``v``;
-``read_views`` and ``write_views`` implement ``segment.KVBytes`` for links, on their threads.
+``outgoing`` and ``incoming`` implement ``segment.KVBytes`` for links, on their threads.
 """
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pdserve.kvcache.cells import as_cells, states_of
 from pdserve.kvcache.layout import KVLayout, PoolOrder
+from pdserve.kvcache.pieces import Pieces
 from pdserve.kvcache.segment import Segment, WireDtype, WireOrder, wire_layout
+from pdserve.kvcache.shared_memory import SharedMemory
 
 
 @dataclass(slots=True)
 class _Landing:
-    views: list[memoryview]
+    payload: Pieces
     finish: Callable[[], None]
 
 
 class KVStorage:
     """``k[layer]``, ``v[layer]``: the pool's shape as ``KVLayout.order`` names it."""
 
-    def __init__(self, layout: KVLayout, *, num_blocks: int, device: str = "cpu") -> None:
+    def __init__(
+        self, layout: KVLayout, *, num_blocks: int, device: str = "cpu", is_shared: bool = False
+    ) -> None:
+        """``is_shared``: on a CPU, in memory that another process may be allowed to read."""
         self.layout = layout
         self.num_blocks = num_blocks
         self.device = torch.device(device)
@@ -35,9 +45,15 @@ class KVStorage:
             PoolOrder.TOKEN_MAJOR: (num_blocks, layout.block_size, layout.num_kv_heads, layout.cell_elements),
         }[layout.order]
         dtype = getattr(torch, layout.dtype)
-        # Zeros touched now: the first request must not pay for page faults.
-        self.k = [torch.zeros(shape, dtype=dtype, device=device).fill_(0) for _ in range(layout.num_layers)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=device).fill_(0) for _ in range(layout.num_layers)]
+        self.shared_memory: SharedMemory | None = None
+        if is_shared:
+            self.shared_memory, pools = _shared_pools(2 * layout.num_layers, shape, dtype)
+        else:
+            # Zeros touched now: the first request must not pay for page faults.
+            pools = [
+                torch.zeros(shape, dtype=dtype, device=device).fill_(0) for _ in range(2 * layout.num_layers)
+            ]
+        self.k, self.v = pools[0::2], pools[1::2]
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
         """``keys``, ``values``: [tokens, kv_heads, head_dim].
@@ -68,20 +84,20 @@ class KVStorage:
 
     # ------------------------------------------------------------- as bytes
 
-    def read_views(
-        self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder
-    ) -> list[memoryview]:
+    def outgoing(self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder) -> Pieces:
         if wire_order is WireOrder.BLOCK:
-            return self._block_views(segment, block_table)
+            return self._blocks(segment, block_table)
         block, offset = self._cells(segment, block_table)
-        return [
-            _bytes_of(self._tokens_first(pool, segment)[block, offset].contiguous())
-            for pool in self._pools(segment)
-        ]
+        return Pieces.of_arrays(
+            [
+                _bytes_of(self._tokens_first(pool, segment)[block, offset].contiguous())
+                for pool in self._pools(segment)
+            ]
+        )
 
-    def write_views(self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder) -> _Landing:
+    def incoming(self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder) -> _Landing:
         if wire_order is WireOrder.BLOCK:
-            return _Landing(self._block_views(segment, block_table), lambda: None)
+            return _Landing(self._blocks(segment, block_table), lambda: None)
         block, offset = self._cells(segment, block_table)
         pools = list(self._pools(segment))
         shape = (segment.num_tokens, segment.num_heads, self.layout.cell_elements)
@@ -91,19 +107,21 @@ class KVStorage:
             for pool, content in zip(pools, staged, strict=True):
                 self._tokens_first(pool, segment)[block, offset] = content
 
-        return _Landing([_bytes_of(content) for content in staged], finish)
+        return _Landing(Pieces.of_arrays([_bytes_of(content) for content in staged]), finish)
 
-    def read_converted(
+    def outgoing_converted(
         self, segment: Segment, block_table: Sequence[int], wire_dtype: WireDtype
-    ) -> list[memoryview]:
+    ) -> Pieces:
         layout = wire_layout(self.layout, wire_dtype)
         block, offset = self._cells(segment, block_table)
-        return [
-            _bytes_of(as_cells(self._tokens_first(pool, segment)[block, offset], layout))
-            for pool in self._pools(segment)
-        ]
+        return Pieces.of_arrays(
+            [
+                _bytes_of(as_cells(self._tokens_first(pool, segment)[block, offset], layout))
+                for pool in self._pools(segment)
+            ]
+        )
 
-    def write_converted(
+    def incoming_converted(
         self, segment: Segment, block_table: Sequence[int], wire_dtype: WireDtype
     ) -> _Landing:
         layout = wire_layout(self.layout, wire_dtype)
@@ -115,7 +133,7 @@ class KVStorage:
             for pool, cells in zip(self._pools(segment), staged, strict=True):
                 self._tokens_first(pool, segment)[block, offset] = states_of(cells, layout).to(pool.dtype)
 
-        return _Landing([_bytes_of(cells) for cells in staged], finish)
+        return _Landing(Pieces.of_arrays([_bytes_of(cells) for cells in staged]), finish)
 
     def _pools(self, segment: Segment) -> Iterator[Tensor]:
         for layer in range(segment.layer_begin, segment.layer_end):
@@ -133,29 +151,32 @@ class KVStorage:
         block = torch.tensor(block_table)[positions // self.layout.block_size]
         return block, positions % self.layout.block_size
 
-    def _block_views(self, segment: Segment, block_table: Sequence[int]) -> list[memoryview]:
+    def _blocks(self, segment: Segment, block_table: Sequence[int]) -> Pieces:
         first = segment.token_begin // self.layout.block_size
         last = self.layout.num_blocks_for(segment.token_end)
-        num_bytes = self.layout.num_kv_heads * self.layout.block_size * self.layout.cell_bytes
-        runs = [
-            slice(begin * num_bytes, (begin + count) * num_bytes)
-            for begin, count in _runs(block_table[first:last])
-        ]
-        # Slices of one view per pool: thousands of small tensors would cost more than the copy.
-        return [whole[run] for whole in map(_bytes_of, self._pools(segment)) for run in runs]
+        pools = self._blocks_of_pools[2 * segment.layer_begin : 2 * segment.layer_end]
+        return Pieces.of_blocks(pools, block_table[first:last], self.shared_memory)
+
+    @cached_property
+    def _blocks_of_pools(self) -> list[NDArray[np.uint8]]:
+        """K and V of each layer: [blocks, bytes]."""
+        every_layer = Segment(0, self.layout.num_layers, 0, self.layout.num_kv_heads, 0, 0)
+        return [_bytes_of(pool).reshape(self.num_blocks, -1) for pool in self._pools(every_layer)]
 
 
-def _runs(block_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Adjacent ascending ids as (first, count)."""
-    begin, count = block_ids[0], 0
-    for block_id in block_ids:
-        if block_id != begin + count:
-            yield begin, count
-            begin, count = block_id, 0
-        count += 1
-    yield begin, count
+def _shared_pools(
+    count: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[SharedMemory, list[Tensor]]:
+    """Each begins on a page of its own."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    stride_bytes = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = SharedMemory.create(count * stride_bytes)
+    whole = torch.frombuffer(memory.content, dtype=torch.uint8)
+    rows = whole.view(count, stride_bytes)[:, :num_bytes]
+    return memory, [row.view(dtype).view(shape) for row in rows]
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
     """The memory of a contiguous CPU tensor; bfloat16 has no numpy type, bytes do."""
-    return tensor.view(-1).view(torch.uint8).numpy().data
+    content: NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy()
+    return content

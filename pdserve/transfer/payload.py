@@ -14,10 +14,10 @@ import xxhash
 
 from pdserve.clock import Clock
 from pdserve.errors import ProtocolViolation
-from pdserve.kvcache.segment import KVBytes, LandingViews, WireDtype
+from pdserve.kvcache.segment import KVBytes, Landing, Payload, WireDtype
 from pdserve.transfer.frame import CHECKSUM, CHECKSUM_BYTES, MAX_DATA_BYTES, Header
 from pdserve.transfer.landing import Placement
-from pdserve.transfer.stream import ByteStream, receive_all, scratch, send_all, skip
+from pdserve.transfer.stream import ByteStream, receive_all, send_all, skip
 from pdserve.transfer.wire_choice import WireChoice
 
 
@@ -84,6 +84,10 @@ SenderOpeners = Mapping[str, OpenSender]
 ReceiverOpeners = Mapping[str, OpenReceiver]
 
 
+# Fits into a core's second-level cache: what was gathered, or has arrived, is hashed and moved on from there.
+STAGING_BYTES = 512 << 10
+
+
 class StreamPayloadSender:
     """Out of the pool's memory into the stream."""
 
@@ -94,33 +98,38 @@ class StreamPayloadSender:
         self._kv = kv
         self._clock = clock
         self._choice = choice
+        self._staging = memoryview(bytearray(STAGING_BYTES))
 
     def next_wire_dtype(self) -> WireDtype:
         return self._choice.next()
 
     def send(self, header: Header, hold: SourceHold) -> int:
-        views = scratch(header.payload_bytes) if hold.is_withdrawn() else self._source(header, hold)
+        payload = None if hold.is_withdrawn() else self._source(header, hold)
         digest = xxhash.xxh3_64()
         begin_s = self._clock.now_s()
-        send_all(
-            self._stream,
-            views,
-            self._clock,
-            is_withdrawn=hold.is_withdrawn,
-            on_withdrawn=hold.release,
-            digest=digest,
-        )
+        for begin in range(0, header.payload_bytes, STAGING_BYTES):
+            part = self._staging[: header.payload_bytes - begin]
+            if payload is not None and not hold.is_withdrawn():
+                payload.gather(begin, part)
+            digest.update(part)
+            send_all(
+                self._stream,
+                [part],
+                self._clock,
+                is_withdrawn=hold.is_withdrawn,
+                on_withdrawn=hold.release,
+            )
         self._choice.sent(header.payload_bytes, self._clock.now_s() - begin_s)
         return digest.intdigest()
 
-    def _source(self, header: Header, hold: SourceHold) -> list[memoryview]:
+    def _source(self, header: Header, hold: SourceHold) -> Payload:
         if header.wire_dtype is WireDtype.SAME:
-            return self._kv.read_views(header.segment, hold.block_table, header.wire_order)
+            return self._kv.outgoing(header.segment, hold.block_table, header.wire_order)
         begin_s = self._clock.now_s()
-        views = self._kv.read_converted(header.segment, hold.block_table, header.wire_dtype)
+        payload = self._kv.outgoing_converted(header.segment, hold.block_table, header.wire_dtype)
         pool_bytes = header.segment.payload_bytes(self._kv.layout, header.wire_order)
         self._choice.converted(pool_bytes, self._clock.now_s() - begin_s)
-        return views
+        return payload
 
     def hear(self, header: Header) -> None:
         raise ProtocolViolation(f"{header.kind.name} is not for prefill")
@@ -136,26 +145,32 @@ class StreamPayloadReceiver:
         self._stream = stream
         self._kv = kv
         self._clock = clock
+        self._staging = memoryview(bytearray(STAGING_BYTES))
 
     def receive(self, placement: Placement, let_go: Callable[[], None]) -> Arrival:
         target = self._target(placement)
         digest = xxhash.xxh3_64()
-        receive_all(
-            self._stream,
-            target.views,
-            self._clock,
-            is_withdrawn=placement.is_withdrawn,
-            on_withdrawn=let_go,
-            digest=digest,
-        )
+        num_bytes = placement.header.payload_bytes
+        for begin in range(0, num_bytes, STAGING_BYTES):
+            part = self._staging[: num_bytes - begin]
+            receive_all(
+                self._stream,
+                [part],
+                self._clock,
+                is_withdrawn=placement.is_withdrawn,
+                on_withdrawn=let_go,
+            )
+            digest.update(part)
+            if not placement.has_let_go:
+                target.payload.scatter(begin, part)
         claimed = self._read_checksum(placement, let_go)
         return Arrival(digest.intdigest(), claimed, target.finish)
 
-    def _target(self, placement: Placement) -> LandingViews:
+    def _target(self, placement: Placement) -> Landing:
         header = placement.header
         if header.wire_dtype is WireDtype.SAME:
-            return self._kv.write_views(header.segment, placement.block_table, header.wire_order)
-        return self._kv.write_converted(header.segment, placement.block_table, header.wire_dtype)
+            return self._kv.incoming(header.segment, placement.block_table, header.wire_order)
+        return self._kv.incoming_converted(header.segment, placement.block_table, header.wire_dtype)
 
     def skip(self, header: Header) -> None:
         skip(self._stream, header.payload_bytes + CHECKSUM_BYTES, self._clock)

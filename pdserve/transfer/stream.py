@@ -1,8 +1,8 @@
-"""A transport is a byte stream in both directions; these loops send and fill many views over it.
+"""A transport is a byte stream in both directions; these loops send and fill whole buffers over it.
 
-Both loops look up at least every ``POLL_S``: memory that is withdrawn in the middle of a frame
-is exchanged for scratch memory and the frame goes on, so neither a slow nor a stopped peer
-can keep blocks, and the framing survives.
+Buffers are the link's own, never blocks: what is given up in the middle of a frame is only told to
+the caller, within ``POLL_S``, and the frame goes on. So neither a slow nor a stopped peer can keep
+blocks, and the framing survives.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import xxhash
-
 from pdserve.clock import Clock
 from pdserve.errors import PeerError
 
 POLL_S = 0.05
 NO_PROGRESS_LIMIT_S = 5.0
-SCRATCH_BYTES = 1 << 20
+SKIP_BYTES = 256 << 10
 
 
 class LinkLost(PeerError):
@@ -54,14 +52,10 @@ def send_all(
     *,
     is_withdrawn: Callable[[], bool] = never,
     on_withdrawn: Callable[[], None] = lambda: None,
-    digest: xxhash.xxh3_64 | None = None,
     limit_s: float = NO_PROGRESS_LIMIT_S,
 ) -> None:
-    """``on_withdrawn`` is called once no byte of ``views`` is needed any more, if that is early.
-
-    ``digest`` is fed with what was sent, piece by piece while it is still in the CPU's cache.
-    """
-    _move_all(stream.send_some, views, clock, is_withdrawn, on_withdrawn, digest, limit_s)
+    """``on_withdrawn`` is called when ``is_withdrawn`` becomes true before the end."""
+    _move_all(stream.send_some, views, clock, is_withdrawn, on_withdrawn, limit_s)
 
 
 def receive_all(
@@ -71,16 +65,17 @@ def receive_all(
     *,
     is_withdrawn: Callable[[], bool] = never,
     on_withdrawn: Callable[[], None] = lambda: None,
-    digest: xxhash.xxh3_64 | None = None,
     limit_s: float = NO_PROGRESS_LIMIT_S,
 ) -> None:
-    """``on_withdrawn`` is called once nothing can land in ``views`` any more, if that is early."""
-    _move_all(stream.receive_some, views, clock, is_withdrawn, on_withdrawn, digest, limit_s)
+    """``on_withdrawn`` as in ``send_all``."""
+    _move_all(stream.receive_some, views, clock, is_withdrawn, on_withdrawn, limit_s)
 
 
 def skip(stream: ByteStream, num_bytes: int, clock: Clock) -> None:
     """Reads and forgets."""
-    receive_all(stream, scratch(num_bytes), clock)
+    buffer = memoryview(bytearray(min(num_bytes, SKIP_BYTES)))
+    for begin in range(0, num_bytes, SKIP_BYTES):
+        receive_all(stream, [buffer[: num_bytes - begin]], clock)
 
 
 def _move_all(
@@ -89,48 +84,29 @@ def _move_all(
     clock: Clock,
     is_withdrawn: Callable[[], bool],
     on_withdrawn: Callable[[], None],
-    digest: xxhash.xxh3_64 | None,
     limit_s: float,
 ) -> None:
     remaining = list(views)
     left = sum(len(view) for view in remaining)
-    first = 0
     withdrawn = False
     wait_s = POLL_S if math.isfinite(limit_s) else math.inf
     last_progress_s = clock.now_s()
     while left:
         if not withdrawn and is_withdrawn():
-            withdrawn, first, remaining = True, 0, scratch(left)
+            withdrawn = True
             on_withdrawn()
-        moved = move(remaining[first : first + MAX_VIEWS], wait_s)
+        moved = move(remaining, wait_s)
         left -= moved
         if moved:
             last_progress_s = clock.now_s()
-            first = _advance(remaining, first, moved, digest)
+            remaining = _rest(remaining, moved)
         elif clock.now_s() - last_progress_s > limit_s:
             raise LinkLost(f"no progress for {limit_s:g} s with {left} bytes to go")
 
 
-# What the system takes in one call is 1024; fewer keeps the slices short.
-MAX_VIEWS = 512
-
-
-def _advance(views: list[memoryview], first: int, moved: int, digest: xxhash.xxh3_64 | None) -> int:
-    """The index of the first view that is not done; that view is cut to its rest."""
-    while moved:
-        done = views[first][:moved]
-        if digest is not None:
-            digest.update(done)
-        moved -= len(done)
-        if len(done) < len(views[first]):
-            views[first] = views[first][len(done) :]
-        else:
-            first += 1
-    return first
-
-
-def scratch(num_bytes: int) -> list[memoryview]:
-    """Views of one small buffer, over and over."""
-    buffer = memoryview(bytearray(min(num_bytes, SCRATCH_BYTES)))
-    whole, rest = divmod(num_bytes, SCRATCH_BYTES)
-    return [buffer] * whole + ([buffer[:rest]] if rest else [])
+def _rest(views: list[memoryview], moved: int) -> list[memoryview]:
+    for index, view in enumerate(views):
+        if moved < len(view):
+            return [view[moved:], *views[index + 1 :]]
+        moved -= len(view)
+    return []

@@ -59,8 +59,8 @@ class FakeLane:
         self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder, into: DeviceBuffer
     ) -> None:
         def work() -> bool:
-            content = b"".join(self._kv.read_views(segment, block_table, wire_order))
-            _head(into, len(content))[:] = np.frombuffer(content, np.uint8)
+            out = _head(into, segment.payload_bytes(self._kv.layout, wire_order))
+            self._kv.outgoing(segment, block_table, wire_order).gather(0, out.data)
             return True
 
         self.enqueue(work)
@@ -69,12 +69,8 @@ class FakeLane:
         self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder, source: DeviceBuffer
     ) -> None:
         def work() -> bool:
-            target = self._kv.write_views(segment, block_table, wire_order)
-            begin = 0
-            payload = _head(source, segment.payload_bytes(self._kv.layout, wire_order)).data
-            for view in target.views:
-                view[:] = payload[begin : begin + len(view)]
-                begin += len(view)
+            target = self._kv.incoming(segment, block_table, wire_order)
+            target.payload.scatter(0, _head(source, segment.payload_bytes(self._kv.layout, wire_order)).data)
             target.finish()
             return True
 

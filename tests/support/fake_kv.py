@@ -9,14 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from pdserve.kvcache.layout import KVLayout, PoolOrder
+from pdserve.kvcache.pieces import Pieces
 from pdserve.kvcache.segment import Segment, WireDtype, WireOrder
+from pdserve.kvcache.shared_memory import SharedMemory
 
 Array = npt.NDArray[np.float32]
 
 
 @dataclass
 class NumpyLanding:
-    views: list[memoryview]
+    payload: Pieces
     finish: Callable[[], None]
 
 
@@ -25,9 +27,10 @@ class NumpyKV:
         self.layout = layout
         heads, block, dim = layout.num_kv_heads, layout.block_size, layout.head_dim
         shape = (heads, block, dim) if layout.order is PoolOrder.HEAD_MAJOR else (block, heads, dim)
-        self.pools: list[Array] = [
-            np.zeros((num_blocks, *shape), dtype=np.float32) for _ in range(2 * layout.num_layers)
-        ]
+        pool_bytes = num_blocks * heads * block * dim * 4
+        self.shared_memory = SharedMemory.create(2 * layout.num_layers * pool_bytes)
+        whole = np.frombuffer(self.shared_memory.content, np.float32)
+        self.pools: list[Array] = list(whole.reshape(2 * layout.num_layers, num_blocks, *shape))
 
     def randomize(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -39,16 +42,14 @@ class NumpyKV:
         segment = Segment(0, self.layout.num_layers, 0, self.layout.num_kv_heads, begin, end - begin)
         return np.stack([self._cells(pool, segment, block_table) for pool in self._pools(segment)])
 
-    def read_views(
-        self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder
-    ) -> list[memoryview]:
+    def outgoing(self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder) -> Pieces:
         if wire_order is WireOrder.BLOCK:
             return self._blocks(segment, block_table)
-        return [_bytes(self._cells(pool, segment, block_table)) for pool in self._pools(segment)]
+        return Pieces.of_arrays(
+            [_bytes(self._cells(pool, segment, block_table)) for pool in self._pools(segment)]
+        )
 
-    def write_views(
-        self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder
-    ) -> NumpyLanding:
+    def incoming(self, segment: Segment, block_table: Sequence[int], wire_order: WireOrder) -> NumpyLanding:
         if wire_order is WireOrder.BLOCK:
             return NumpyLanding(self._blocks(segment, block_table), lambda: None)
         pools = self._pools(segment)
@@ -59,18 +60,20 @@ class NumpyKV:
                 for row, token in enumerate(range(segment.token_begin, segment.token_end)):
                     self._cell(pool, segment, block_table, token)[:] = content[row]
 
-        return NumpyLanding([_bytes(content) for content in staged], finish)
+        return NumpyLanding(Pieces.of_arrays([_bytes(content) for content in staged]), finish)
 
-    def read_converted(
+    def outgoing_converted(
         self, segment: Segment, block_table: Sequence[int], wire_dtype: WireDtype
-    ) -> list[memoryview]:
+    ) -> Pieces:
         assert wire_dtype is WireDtype.FLOAT16, "numpy has no other"
-        return [
-            _bytes(self._cells(pool, segment, block_table).astype(np.float16))
-            for pool in self._pools(segment)
-        ]
+        return Pieces.of_arrays(
+            [
+                _bytes(self._cells(pool, segment, block_table).astype(np.float16))
+                for pool in self._pools(segment)
+            ]
+        )
 
-    def write_converted(
+    def incoming_converted(
         self, segment: Segment, block_table: Sequence[int], wire_dtype: WireDtype
     ) -> NumpyLanding:
         assert wire_dtype is WireDtype.FLOAT16, "numpy has no other"
@@ -82,15 +85,16 @@ class NumpyKV:
                 for row, token in enumerate(range(segment.token_begin, segment.token_end)):
                     self._cell(pool, segment, block_table, token)[:] = content[row]
 
-        return NumpyLanding([_bytes(content) for content in staged], finish)
+        return NumpyLanding(Pieces.of_arrays([_bytes(content) for content in staged]), finish)
 
     def _pools(self, segment: Segment) -> list[Array]:
         return self.pools[2 * segment.layer_begin : 2 * segment.layer_end]
 
-    def _blocks(self, segment: Segment, block_table: Sequence[int]) -> list[memoryview]:
+    def _blocks(self, segment: Segment, block_table: Sequence[int]) -> Pieces:
         first = segment.token_begin // self.layout.block_size
         last = self.layout.num_blocks_for(segment.token_end)
-        return [_bytes(pool[block]) for pool in self._pools(segment) for block in block_table[first:last]]
+        pools = [_bytes(pool).reshape(len(pool), -1) for pool in self._pools(segment)]
+        return Pieces.of_blocks(pools, block_table[first:last], self.shared_memory)
 
     def _cells(self, pool: Array, segment: Segment, block_table: Sequence[int]) -> Array:
         tokens = range(segment.token_begin, segment.token_end)
@@ -104,5 +108,5 @@ class NumpyKV:
         return pool[block, offset, heads]
 
 
-def _bytes(array: Array | npt.NDArray[np.float16]) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
+def _bytes(array: Array | npt.NDArray[np.float16]) -> npt.NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)

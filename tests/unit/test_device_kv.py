@@ -64,13 +64,13 @@ def test_what_is_gathered_is_what_a_stream_would_carry(
     layout, segment, block_table, wire_order = case
     storage = storage_of(layout, 1)
     kv = DeviceKV(storage)
-    expected = b"".join(storage.read_views(segment, block_table, wire_order))
+    expected = streamed(storage, segment, block_table, wire_order)
     buffer = kv.new_buffer(len(expected) + 5)
     lane = kv.new_lane()
     lane.gather(segment, block_table, wire_order, buffer)
     assert lane.mark()()
     assert bytes(buffer.head(len(expected)).numpy().data) == expected
-    assert b"".join(kv.read_views(segment, block_table, wire_order)) == expected
+    assert streamed(kv, segment, block_table, wire_order) == expected
 
 
 @given(cases())
@@ -93,6 +93,14 @@ def test_what_is_scattered_lies_where_a_stream_would_put_it_and_nowhere_else(
     assert raw(by_host) == raw(by_stream)
 
 
+def streamed(
+    kv: KVStorage | DeviceKV, segment: Segment, block_table: list[int], wire_order: WireOrder
+) -> bytes:
+    content = bytearray(segment.payload_bytes(kv.layout, wire_order))
+    kv.outgoing(segment, block_table, wire_order).gather(0, memoryview(content))
+    return bytes(content)
+
+
 def fill(
     kv: KVStorage | DeviceKV,
     segment: Segment,
@@ -101,12 +109,8 @@ def fill(
     *,
     payload: bytearray,
 ) -> None:
-    target = kv.write_views(segment, block_table, wire_order)
-    rest = memoryview(payload)
-    for view in target.views:
-        view[:] = rest[: len(view)]
-        rest = rest[len(view) :]
-    assert not rest
+    target = kv.incoming(segment, block_table, wire_order)
+    target.payload.scatter(0, memoryview(payload))
     target.finish()
 
 

@@ -39,13 +39,13 @@ def test_it_arrives_rounded_as_the_type_rounds(
 ) -> None:
     source, target = storage(4, source_order), storage(5, target_order)
     source_table, target_table = (7, 2, 9), (11, 3, 4)
-    views = bytes_of(source).read_converted(SEGMENT, source_table, wire_dtype)
-    landing = bytes_of(target).write_converted(SEGMENT, target_table, wire_dtype)
-    num_bytes = SEGMENT.payload_bytes(wire_layout(source.layout, wire_dtype), WireOrder.TOKEN)
-    assert sum(map(len, views)) == sum(map(len, landing.views)) == num_bytes
+    outgoing = bytes_of(source).outgoing_converted(SEGMENT, source_table, wire_dtype)
+    landing = bytes_of(target).incoming_converted(SEGMENT, target_table, wire_dtype)
+    content = bytearray(SEGMENT.payload_bytes(wire_layout(source.layout, wire_dtype), WireOrder.TOKEN))
+    assert outgoing.num_bytes == landing.payload.num_bytes == len(content)
     untouched = [pool.clone() for pool in (target.k[0], target.v[0])]
-    for view, place in zip(views, landing.views, strict=True):
-        place[:] = view
+    outgoing.gather(0, memoryview(content))
+    landing.payload.scatter(0, memoryview(content))
     landing.finish()
     for layer in (1, 2):
         sent = source.gather(layer, torch.tensor(source_table), 12)

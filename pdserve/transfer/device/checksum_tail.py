@@ -29,7 +29,6 @@ class ChecksumTail:
         is_withdrawn: Callable[[], bool] = never,
         on_withdrawn: Callable[[], None] = lambda: None,
     ) -> int:
-        """Means nothing once ``on_withdrawn`` has been called, see ``receive_all``."""
         if self._rest:
             receive_all(
                 self._stream, [self._rest], clock, is_withdrawn=is_withdrawn, on_withdrawn=on_withdrawn
