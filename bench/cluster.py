@@ -30,7 +30,7 @@ from pdserve.sampling import SamplingParams
 from pdserve.timeline import Timeline
 from pdserve.tracing import NoTracer, Tracer
 from pdserve.transfer import grpc_link, shm, tcp
-from pdserve.transfer.outbox import Connect
+from pdserve.transfer.outbox import Connect, Ways
 from pdserve.transfer.stream import ByteStream
 from pdserve.worker import program
 from pdserve.worker.directory import RequestDirectory
@@ -201,17 +201,22 @@ def _start_prefill(
         built, role=pb.WORKER_ROLE_PREFILL, incarnation=200 + len(cluster.prefill), model_name="tiny"
     )
 
+    shared_memory = shm.SharedMemoryWay(built.storage, MonotonicClock())
+
     def wrapped(connect: Connect) -> Connect:
         return lambda endpoint, limit_s: cluster.wrap_stream(connect(endpoint, limit_s))
 
     service = PrefillService(
         built,
         identity,
-        connectors={
-            shm.NAME: wrapped(shm.connect),
-            tcp.NAME: wrapped(tcp.connect),
-            grpc_link.NAME: wrapped(grpc_link.connect),
-        },
+        ways=Ways(
+            {
+                shm.NAME: wrapped(shared_memory.connect),
+                tcp.NAME: wrapped(tcp.connect),
+                grpc_link.NAME: wrapped(grpc_link.connect),
+            },
+            shared_memory.senders,
+        ),
         directory=RequestDirectory(max_num_requests=64, role="prefill", tracer=cluster.tracer),
         event_loop=cluster.thread.loop,
         on_broken=cluster.broken.set,

@@ -33,7 +33,7 @@ from pdserve.kvcache.storage import KVStorage
 from pdserve.transfer import grpc_link, shm, tcp
 from pdserve.transfer.hello import Hello
 from pdserve.transfer.landing import LandingPlan, LandingTable
-from pdserve.transfer.outbox import Connect, Outbox
+from pdserve.transfer.outbox import Connect, Outbox, Ways
 from pdserve.transfer.push import Endpoint, HandoffOutcome, PushPlan
 
 BACKENDS = ("shm", "tcp", "grpc")
@@ -42,7 +42,6 @@ QUICK_SIZES = [64 << 10, 16 << 20, 64 << 20]
 LATENCY_LIMIT_BYTES = 1 << 20
 BLOCK_SIZE, KV_HEADS, HEAD_DIM = 16, 3, 64
 LAYER_TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 4
-CONNECT: dict[str, Connect] = {"shm": shm.connect, "tcp": tcp.connect, "grpc": grpc_link.connect}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ def main() -> None:
 
 def _measure(report: Report, case: Case, *, seconds: float) -> None:
     repeats = max(5, min(200, round(seconds / (case.moved_bytes / 1e9))))
-    storage = KVStorage(case.layout, num_blocks=case.num_blocks)
+    storage = KVStorage(case.layout, num_blocks=case.num_blocks, is_shared=True)
     times: dict[str, list[float]] = {name: [] for name in (*BACKENDS, "memcpy")}
     with _senders(case, storage, repeats + 2) as senders:
         memcpy = _memcpy(case.moved_bytes)
@@ -133,6 +132,8 @@ def _memcpy(num_bytes: int) -> Callable[[int], float]:
 def _senders(case: Case, storage: KVStorage, count: int) -> Iterator[dict[str, Callable[[int], float]]]:
     """For each transport: push once, and how long that took until it was sealed."""
     receivers = {backend: _start_receiver(case, backend, count) for backend in BACKENDS}
+    shared = shm.SharedMemoryWay(storage, MonotonicClock())
+    connect: dict[str, Connect] = {"shm": shared.connect, "tcp": tcp.connect, "grpc": grpc_link.connect}
     outboxes: list[Outbox] = []
     senders: dict[str, Callable[[int], float]] = {}
     for backend, receiver in receivers.items():
@@ -141,7 +142,7 @@ def _senders(case: Case, storage: KVStorage, count: int) -> Iterator[dict[str, C
         outbox = Outbox(
             hello=Hello(2, "bench", case.layout),
             kv=storage,
-            connectors={backend: CONNECT[backend]},
+            ways=Ways({backend: connect[backend]}, shared.senders),
             clock=MonotonicClock(),
         )
         outboxes.append(outbox)

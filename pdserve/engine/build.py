@@ -18,6 +18,7 @@ from pdserve.engine.sampler import Sampler
 from pdserve.engine.scheduler import Scheduler, SchedulerLimits
 from pdserve.engine.warm_up import warm_up
 from pdserve.errors import ConfigError
+from pdserve.kvcache import pieces
 from pdserve.kvcache.block_pool import BlockPool
 from pdserve.kvcache.layout import KVLayout
 from pdserve.kvcache.storage import KVStorage
@@ -81,7 +82,8 @@ def assemble(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
         enable_prefix_cache=config.enable_prefix_cache,
     )
     pool = BlockPool(num_blocks)
-    storage = KVStorage(layout, num_blocks=num_blocks, device=config.device)
+    is_shared = config.shares_kv and config.device == "cpu"
+    storage = KVStorage(layout, num_blocks=num_blocks, device=config.device, is_shared=is_shared)
     runner = ModelRunner(
         loaded,
         block_size=config.block_size,
@@ -89,6 +91,7 @@ def assemble(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
         sampler=Sampler(loaded.eos_token_ids),
     )
     warm_up(runner, layout)
+    pieces.warm_up()
     engine = Engine(
         scheduler=Scheduler(pool, limits),
         pool=pool,

@@ -15,7 +15,8 @@ class EngineConfig:
 
     ``device``: ``cpu``, ``cuda`` or ``cuda:N``. ``weight_dtype``: what the weights are packed as for the CPU
     kernels; ``model`` leaves the model as it was loaded. ``kv_cache_dtype``: ``auto`` is what the model
-    computes in, so that nothing is rounded.
+    computes in, so that nothing is rounded. ``shares_kv``: decode workers of this host may read
+    the pool, where it is on a CPU.
     """
 
     block_size: int = 16
@@ -26,6 +27,7 @@ class EngineConfig:
     prefill_chunk_tokens: int = 128
     max_context_tokens: int | None = None
     enable_prefix_cache: bool = True
+    shares_kv: bool = False
     num_threads: int = 1
     device: str = "cpu"
     weight_dtype: WeightDtype = "fp16"

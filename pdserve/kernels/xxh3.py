@@ -1,6 +1,6 @@
 """XXH3-64 over bytes that lie in pieces, alone or while they are copied: what the ``xxhash`` package says.
 
-The algorithm, of Yann Collet, for long inputs and its default secret: eight 64-bit sums take in
+The algorithm (the xxHash specification) for long inputs and its default secret: eight 64-bit sums take in
 *stripes* of 64 bytes, each with another part of the secret; after every 16 stripes they are
 scrambled; the last stripe has a part of its own. Here pieces are whole stripes.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -70,20 +71,31 @@ class Pieces:
         return xxh3.result(sums, self.num_bytes)
 
     def copy_from(self, memory: SharedMemory, offsets: bytes, may_go_on: Callable[[], bool]) -> int | None:
-        if len(offsets) != 8 * len(self._addresses) or not self._can_be_hashed:
-            raise ProtocolViolation("shared memory is offered for other pieces than these")
         begins = np.frombuffer(offsets, np.uint64)
-        if self._piece_bytes > memory.num_bytes or begins.max() > memory.num_bytes - self._piece_bytes:
+        target = self._split(len(begins))
+        piece_bytes = target._piece_bytes
+        if piece_bytes > memory.num_bytes or begins.max() > memory.num_bytes - piece_bytes:
             raise ProtocolViolation("a piece lies outside the shared memory")
         sources = begins + _address(memory)
         sums = xxh3.first_sums()
-        step = max(1, COPY_BYTES // self._piece_bytes)
+        step = max(1, COPY_BYTES // piece_bytes)
         for begin in range(0, len(sources), step):
             if not may_go_on():
                 return None
             end = min(begin + step, len(sources))
-            xxh3.copy_and_hash(sums, sources, self._addresses, self._piece_bytes, begin, end)
+            xxh3.copy_and_hash(sums, sources, target._addresses, piece_bytes, begin, end)
         return xxh3.result(sums, self.num_bytes)
+
+    def _split(self, count: int) -> Pieces:
+        """The same memory in ``count`` pieces. Raises ``ProtocolViolation`` when that cannot be."""
+        if not count or count % len(self._addresses) or self.num_bytes % count:
+            raise ProtocolViolation(f"{count} pieces for {len(self._addresses)} of {self._piece_bytes} bytes")
+        piece_bytes = self.num_bytes // count
+        steps = np.arange(0, self._piece_bytes, piece_bytes, dtype=np.uint64)
+        split = Pieces((self._addresses[:, None] + steps).reshape(-1), piece_bytes, self._owner)
+        if not split._can_be_hashed or (split._addresses % np.uint64(STRIPE_BYTES)).any():
+            raise ProtocolViolation(f"pieces of {piece_bytes} bytes are not copied from shared memory")
+        return split
 
     @property
     def _can_be_hashed(self) -> bool:
@@ -93,3 +105,16 @@ class Pieces:
 
 def _address(memory: SharedMemory) -> np.uint64:
     return np.uint64(np.frombuffer(memory.content, np.uint8).ctypes.data)
+
+
+def warm_up() -> None:
+    """Compiles the kernels, or reads them from their cache, so that no link has to wait for that."""
+    memory = SharedMemory.create(2 * mmap.PAGESIZE)
+    pool = np.frombuffer(memory.content, np.uint8).reshape(2, -1)
+    source, target = (Pieces.of_blocks([pool], [block], memory) for block in (0, 1))
+    buffer = memoryview(bytearray(source.num_bytes))
+    source.gather(0, buffer)
+    target.scatter(0, buffer)
+    offsets = source.shared_offsets()
+    assert offsets is not None, "pieces of whole stripes in shared memory"
+    assert target.copy_from(memory, offsets, lambda: True) == source.checksum()

@@ -16,12 +16,14 @@ class SharedMemory:
     """``content`` is the memory; it lasts as long as anything refers to it."""
 
     def __init__(self, fd: int, *, is_writable: bool) -> None:
-        """Takes ``fd`` over. Raises ``OSError`` or ``ValueError``."""
+        """Takes ``fd`` over, unless it raises ``OSError`` or ``ValueError``."""
+        self.num_bytes = os.fstat(fd).st_size
+        if is_writable:  # mapped as a whole now: no step has to wait for it
+            self.content = mmap.mmap(fd, self.num_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        else:
+            self.content = mmap.mmap(fd, self.num_bytes, prot=mmap.PROT_READ)
         self._fd = fd
         weakref.finalize(self, os.close, fd)
-        access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
-        self.num_bytes = os.fstat(fd).st_size
-        self.content = mmap.mmap(fd, self.num_bytes, prot=access)
 
     @classmethod
     def create(cls, num_bytes: int) -> SharedMemory:
@@ -43,6 +45,7 @@ class SharedMemory:
                 raise ValueError("its size is not sealed")
             return cls(fd, is_writable=False)
         except (OSError, ValueError) as error:
+            os.close(fd)
             raise ProtocolViolation(f"not shared memory: {error}") from error
 
     def open_for_peer(self) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from pdserve.clock import Clock
 from pdserve.kvcache.segment import KVBytes
@@ -27,27 +28,29 @@ logger = logging.getLogger(__name__)
 Connect = Callable[[Endpoint, float], ByteStream]
 
 
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What a worker can send by, by transport name; ``payload_openers``: for payloads beside the stream."""
+
+    connectors: Mapping[str, Connect]
+    payload_openers: SenderOpeners = field(default_factory=dict)
+
+
 class Outbox:
     def __init__(
         self,
         *,
         hello: Hello,
         kv: KVBytes,
-        connectors: dict[str, Connect],
-        payload_openers: SenderOpeners | None = None,
+        ways: Ways,
         clock: Clock,
         limits: LinkLimits | None = None,
         wire_option: WireOption = "same",
     ) -> None:
-        """``connectors``: what this worker can use, by transport name.
-
-        ``payload_openers``: those of them whose payloads travel beside the stream.
-        Raises ``ConfigError`` for a ``wire_option`` that the pool of ``kv`` cannot have.
-        """
+        """Raises ``ConfigError`` for a ``wire_option`` that the pool of ``kv`` cannot have."""
         self._hello = hello
         self._kv = kv
-        self._connectors = connectors
-        self._payload_openers = payload_openers or {}
+        self._ways = ways
         self._clock = clock
         self._limits = limits or LinkLimits()
         self._wire_option = wire_option
@@ -105,7 +108,7 @@ class Outbox:
             peer_incarnation=incarnation,
             hello=self._hello,
             kv=self._kv,
-            connectors=self._connectors,
+            connectors=self._ways.connectors,
             open_payloads=self._open_payloads,
             ladder=self._ladders.setdefault(incarnation, Ladder()),
             clock=self._clock,
@@ -115,7 +118,7 @@ class Outbox:
         return peer
 
     def _open_payloads(self, transport: str, stream: ByteStream) -> PayloadSender:
-        if open_beside := self._payload_openers.get(transport):
+        if open_beside := self._ways.payload_openers.get(transport):
             return open_beside(stream, self._limits.link_s)
         choice = WireChoice(self._wire_option, self._kv.layout)
         return StreamPayloadSender(stream, self._kv, self._clock, choice)

@@ -56,6 +56,9 @@ class PayloadSender(Protocol):
     def send(self, header: Header, hold: SourceHold) -> int:
         """Its checksum. Raises ``PeerError``."""
 
+    def forget(self, reservation_id: int) -> None:
+        """The blocks of its push are about to be let go. From any thread."""
+
     def hear(self, header: Header) -> None:
         """TAKEN, from decode. Raises ``ProtocolViolation``."""
 
@@ -131,6 +134,9 @@ class StreamPayloadSender:
         self._choice.converted(pool_bytes, self._clock.now_s() - begin_s)
         return payload
 
+    def forget(self, reservation_id: int) -> None:
+        """Whatever was sent has been copied."""
+
     def hear(self, header: Header) -> None:
         raise ProtocolViolation(f"{header.kind.name} is not for prefill")
 
@@ -163,7 +169,9 @@ class StreamPayloadReceiver:
             digest.update(part)
             if not placement.has_let_go:
                 target.payload.scatter(begin, part)
-        claimed = self._read_checksum(placement, let_go)
+        claimed = read_checksum(
+            self._stream, self._clock, is_withdrawn=placement.is_withdrawn, on_withdrawn=let_go
+        )
         return Arrival(digest.intdigest(), claimed, target.finish)
 
     def _target(self, placement: Placement) -> Landing:
@@ -178,13 +186,10 @@ class StreamPayloadReceiver:
     def close(self) -> None:
         """The stream is closed by its owner."""
 
-    def _read_checksum(self, placement: Placement, let_go: Callable[[], None]) -> int:
-        content = bytearray(CHECKSUM_BYTES)
-        receive_all(
-            self._stream,
-            [memoryview(content)],
-            self._clock,
-            is_withdrawn=placement.is_withdrawn,
-            on_withdrawn=let_go,
-        )
-        return int(CHECKSUM.unpack(content)[0])
+
+def read_checksum(
+    stream: ByteStream, clock: Clock, *, is_withdrawn: Callable[[], bool], on_withdrawn: Callable[[], None]
+) -> int:
+    content = memoryview(bytearray(CHECKSUM_BYTES))
+    receive_all(stream, [content], clock, is_withdrawn=is_withdrawn, on_withdrawn=on_withdrawn)
+    return int(CHECKSUM.unpack(content)[0])

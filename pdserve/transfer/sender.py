@@ -374,6 +374,8 @@ class PeerSender:
                 return
             del self._entries[entry.push.plan.request_id]
             transport = self._link.transport if self._link else ""
+        if self._link is not None:
+            self._link.payloads.forget(entry.push.plan.reservation_id)
         entry.on_done(entry.push.outcome(sealed=sealed, reason=reason, transport=transport))
 
     def _end(self, reason: str, *, is_fault: bool = True) -> None:

@@ -2,216 +2,95 @@
 
 ::
 
-    prefill                                            decode
-    pool ──copy──► ring (memfd, populated at start) ──copy──► pool
-             └─ "filled" eventfd ──►   ◄── "emptied" eventfd ─┘
-           ◄────────── replies and end of life: a unix socket ──────────
+    prefill ── connect ──► unix socket, named but in no file system ──► decode
+               its pool and its page of holds, as descriptors that cannot write
+               frames: PAIR, OPEN, DATA with an offer …  ◄── replies
 
-The sender makes ring and doorbells and passes them once over the socket. The ring is small, so
-that what one side wrote is still in the cache when the other reads it. Nobody polls: a side
-that has to wait sleeps on its doorbell and on the socket, whose end says that the peer is gone.
-
-The counters in the ring are 8-byte aligned and written by one side each; a system call (the
-doorbell) lies between a write of the counter and the peer's wake-up.
+Prefill's pool lies in memory that decode maps; decode copies, see ``shm_payloads``. Where the pool is
+not in such memory the payloads are in the stream, which is still faster than tcp.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-import mmap
 import os
 import secrets
-import select
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 
 from pdserve.clock import Clock
-from pdserve.errors import ConfigError
+from pdserve.errors import ConfigError, PeerError, ProtocolViolation
+from pdserve.kvcache.segment import KVBytes
+from pdserve.kvcache.shared_memory import SharedMemory
+from pdserve.transfer.device.pairing import answer_pair, request_pair
+from pdserve.transfer.holds import Holds, PeerHolds
 from pdserve.transfer.landing import LandingTable
+from pdserve.transfer.payload import PayloadReceiver, PayloadSender, SenderOpeners
 from pdserve.transfer.push import Endpoint
 from pdserve.transfer.receiver import serve_link
-from pdserve.transfer.socket_stream import SocketStream, Tenancy
-from pdserve.transfer.stream import LinkLost
+from pdserve.transfer.shm_payloads import SharedPayloadReceiver, SharedPayloadSender
+from pdserve.transfer.socket_stream import SocketStream
+from pdserve.transfer.stream import ByteStream, LinkLost
 
 logger = logging.getLogger(__name__)
 
 NAME = "shm"
-# Measured: 1 MiB stays in the second-level cache, which 4 MiB and more do not.
-RING_BYTES = 1 << 20
-# How much one call moves: the peer works on one part while we copy the next.
-PART_BYTES = 256 << 10
-_COUNTERS_BYTES = mmap.PAGESIZE
-_HELLO = struct.Struct("<Q")
+_HELLO = b"pdserve-shm-2"
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: process, user, group
-_NUM_FDS = 3
+_NUM_FDS = 2
+# The system gives a socket as much as it allows, which is a few times the default.
+_SEND_BUFFER_BYTES = 4 << 20
 
 
-class _Ring:
-    """Bytes one way through mapped memory. ``head`` is written by the sender, ``tail`` by the receiver."""
+class SharedMemoryWay:
+    """Prefill's side: one for a pool, whatever number of peers copy from it."""
 
-    def __init__(self, memory_fd: int, filled_fd: int, emptied_fd: int, num_bytes: int) -> None:
-        self._map = mmap.mmap(memory_fd, _COUNTERS_BYTES + num_bytes)
-        self._whole = memoryview(self._map)
-        self._counters = self._whole[:_COUNTERS_BYTES].cast("Q")
-        # On cache lines of their own: the two sides write them all the time.
-        self._head = self._counters[0:1]
-        self._tail = self._counters[16:17]
-        self._data = self._whole[_COUNTERS_BYTES:]
-        self._num_bytes = num_bytes
-        self.filled_fd = filled_fd
-        self.emptied_fd = emptied_fd
-        os.close(memory_fd)
+    def __init__(self, kv: KVBytes, clock: Clock) -> None:
+        self._kv = kv
+        self._clock = clock
+        self.senders: SenderOpeners = {} if kv.shared_memory is None else {NAME: self._open_sender}
+        self._holds = Holds()
 
-    @property
-    def num_filled(self) -> int:
-        """Raises ``LinkLost`` for counters that no sound peer writes."""
-        filled = self._head[0] - self._tail[0]
-        if not 0 <= filled <= self._num_bytes:
-            raise LinkLost(f"shm: the ring claims {filled} of {self._num_bytes} bytes")
-        return filled
+    def connect(self, endpoint: Endpoint, limit_s: float) -> SocketStream:
+        """Raises ``LinkLost``: on another host there is no such socket."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+            connection.settimeout(limit_s)
+            connection.connect(_abstract(endpoint.address))
+            self._introduce(connection)
+        except OSError as error:
+            connection.close()
+            raise LinkLost(f"shm: cannot connect to {endpoint.address}: {error}") from error
+        return SocketStream(connection)
 
-    @property
-    def num_empty(self) -> int:
-        return self._num_bytes - self.num_filled
+    def _open_sender(self, stream: ByteStream, limit_s: float) -> PayloadSender:
+        """Raises ``PeerError``."""
+        request_pair(stream, NAME, {}, self._clock, limit_s=limit_s)
+        return SharedPayloadSender(stream, self._kv, self._holds, self._clock)
 
-    def put(self, views: Sequence[memoryview]) -> int:
-        """Copies what there is room for, rings, and says how much that was."""
-        begin = self._head[0]
-        room = min(self.num_empty, PART_BYTES)
-        moved = 0
-        for view in views:
-            moved += self._copy_in(view[: room - moved], begin + moved)
-            if moved == room:
-                break
-        if moved:
-            self._head[0] = begin + moved
-            os.eventfd_write(self.filled_fd, 1)
-        return moved
-
-    def take(self, views: Sequence[memoryview]) -> int:
-        begin = self._tail[0]
-        available = min(self.num_filled, PART_BYTES)
-        moved = 0
-        for view in views:
-            moved += self._copy_out(view[: available - moved], begin + moved)
-            if moved == available:
-                break
-        if moved:
-            self._tail[0] = begin + moved
-            os.eventfd_write(self.emptied_fd, 1)
-        return moved
-
-    def _copy_in(self, view: memoryview, at: int) -> int:
-        at %= self._num_bytes
-        first = min(len(view), self._num_bytes - at)
-        self._data[at : at + first] = view[:first]
-        self._data[: len(view) - first] = view[first:]
-        return len(view)
-
-    def _copy_out(self, view: memoryview, at: int) -> int:
-        at %= self._num_bytes
-        first = min(len(view), self._num_bytes - at)
-        view[:first] = self._data[at : at + first]
-        view[first:] = self._data[: len(view) - first]
-        return len(view)
-
-    def close(self) -> None:
-        for view in (self._head, self._tail, self._counters, self._data, self._whole):
-            view.release()
-        self._map.close()
-        os.close(self.filled_fd)
-        os.close(self.emptied_fd)
+    def _introduce(self, connection: socket.socket) -> None:
+        if self._kv.shared_memory is None:
+            connection.sendall(_HELLO)
+            return
+        fds = [memory.open_for_peer() for memory in (self._kv.shared_memory, self._holds.memory)]
+        try:
+            socket.send_fds(connection, [_HELLO], fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
 
 
-class _SharedMemoryStream:
-    """What both ends have: the ring, the socket, and how they wait for the ring."""
+@dataclass(frozen=True, slots=True)
+class _PeerPool:
+    """What decode sees of prefill's memory."""
 
-    def __init__(self, ring: _Ring, connection: socket.socket, doorbell_fd: int) -> None:
-        self._ring = ring
-        self._socket = SocketStream(connection)
-        self._doorbell_fd = doorbell_fd
-        self._events = select.poll()
-        self._events.register(doorbell_fd, select.POLLIN)
-        self._events.register(connection, select.POLLRDHUP)
-        self._tenancy = Tenancy(self._free)
-
-    def close(self) -> None:
-        self._tenancy.end(self._socket.shut_down)
-
-    def _free(self) -> None:
-        self._socket.close()
-        self._ring.close()
-
-    def _move(
-        self, move: Callable[[Sequence[memoryview]], int], views: Sequence[memoryview], wait_s: float
-    ) -> int:
-        with self._tenancy.inside():
-            moved = move(views)
-            if not moved:
-                self._wait(wait_s)
-                moved = move(views)
-            return moved
-
-    def _wait(self, wait_s: float) -> None:
-        """Until the doorbell rings or the time is up. Raises ``LinkLost`` when the peer is gone."""
-        events = dict(self._events.poll(None if math.isinf(wait_s) else wait_s * 1000))
-        if self._doorbell_fd in events:
-            os.eventfd_read(self._doorbell_fd)
-        elif events:
-            raise LinkLost("the peer is gone")
-
-
-class SenderStream(_SharedMemoryStream):
-    """Prefill's end: data into the ring, replies from the socket."""
-
-    def __init__(self, ring: _Ring, connection: socket.socket) -> None:
-        super().__init__(ring, connection, ring.emptied_fd)
-
-    def send_some(self, views: Sequence[memoryview], wait_s: float) -> int:
-        return self._move(self._ring.put, views, wait_s)
-
-    def receive_some(self, views: Sequence[memoryview], wait_s: float) -> int:
-        with self._tenancy.inside():
-            return self._socket.receive_some(views, wait_s)
-
-
-class ReceiverStream(_SharedMemoryStream):
-    """Decode's end: data from the ring, replies into the socket."""
-
-    def __init__(self, ring: _Ring, connection: socket.socket) -> None:
-        super().__init__(ring, connection, ring.filled_fd)
-
-    def send_some(self, views: Sequence[memoryview], wait_s: float) -> int:
-        with self._tenancy.inside():
-            return self._socket.send_some(views, wait_s)
-
-    def receive_some(self, views: Sequence[memoryview], wait_s: float) -> int:
-        return self._move(self._ring.take, views, wait_s)
-
-
-def connect(endpoint: Endpoint, limit_s: float) -> SenderStream:
-    """Raises ``LinkLost``: on another host there is no such socket."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(limit_s)
-        connection.connect(_abstract(endpoint.address))
-        ring = _send_new_ring(connection)
-    except OSError as error:
-        connection.close()
-        raise LinkLost(f"shm: cannot connect to {endpoint.address}: {error}") from error
-    return SenderStream(ring, connection)
-
-
-def _send_new_ring(connection: socket.socket) -> _Ring:
-    memory_fd = os.memfd_create("pdserve-kv", os.MFD_CLOEXEC)
-    os.posix_fallocate(memory_fd, 0, _COUNTERS_BYTES + RING_BYTES)  # its pages are there from now on
-    filled_fd, emptied_fd = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
-    socket.send_fds(connection, [_HELLO.pack(RING_BYTES)], [memory_fd, filled_fd, emptied_fd])
-    return _Ring(memory_fd, filled_fd, emptied_fd, RING_BYTES)
+    memory: SharedMemory
+    holds: PeerHolds
 
 
 def _abstract(address: str) -> str:
@@ -229,7 +108,7 @@ class SharedMemoryListener:
         """Raises ``ConfigError`` when there can be no such socket."""
         self._table = table
         self._clock = clock
-        self._streams: set[ReceiverStream] = set()
+        self._streams: set[SocketStream] = set()
         self._lock = threading.Lock()
         try:
             self.address = f"@pdserve-kv-{secrets.token_hex(16)}"
@@ -261,35 +140,44 @@ class SharedMemoryListener:
             threading.Thread(target=self._serve, args=(connection,), name="kv-receive", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        stream = _accept_ring(connection) if _is_same_user(connection) else None
-        if stream is None:
+        try:
+            pool = _hear_introduction(connection)
+        except PeerError as error:
+            logger.info("link_refused transport=shm detail=%s", error)
             connection.close()
             return
-        logger.info("link_accepted transport=shm")
+        logger.info("link_accepted transport=shm sees_pool=%s", pool is not None)
+        stream = SocketStream(connection)
         with self._lock:
             self._streams.add(stream)
-        serve_link(stream, self._table, self._clock)
+        openers = {NAME: partial(_open_receiver, pool, self._table.kv, self._clock)} if pool else {}
+        serve_link(stream, self._table, self._clock, openers)
         with self._lock:
             self._streams.discard(stream)
 
 
-def _is_same_user(connection: socket.socket) -> bool:
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user_id, _ = _CREDENTIALS.unpack(credentials)
-    return bool(user_id == os.geteuid())
+def _open_receiver(
+    pool: _PeerPool, kv: KVBytes, clock: Clock, stream: ByteStream, request: dict[str, object]
+) -> PayloadReceiver:
+    """Answers PAIR."""
+    del request
+    answer_pair(stream, {}, clock)
+    return SharedPayloadReceiver(stream, kv, pool.memory, pool.holds, clock)
 
 
-def _accept_ring(connection: socket.socket) -> ReceiverStream | None:
-    """None for a peer that does not offer a ring of the size we know."""
+def _hear_introduction(connection: socket.socket) -> _PeerPool | None:
+    """None when the peer's pool cannot be seen. Raises ``PeerError``."""
     connection.settimeout(5.0)
     try:
-        message, fds, _, _ = socket.recv_fds(connection, _HELLO.size, _NUM_FDS)
-    except OSError:
-        return None
-    is_sound = len(fds) == _NUM_FDS and message == _HELLO.pack(RING_BYTES)
-    if not is_sound or os.fstat(fds[0]).st_size != _COUNTERS_BYTES + RING_BYTES:
-        for fd in fds:
-            os.close(fd)
-        return None
-    memory_fd, filled_fd, emptied_fd = fds
-    return ReceiverStream(_Ring(memory_fd, filled_fd, emptied_fd, RING_BYTES), connection)
+        user_id = _CREDENTIALS.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )[1]
+        if user_id != os.geteuid():
+            raise ProtocolViolation(f"shm: it belongs to user {user_id}")
+        message, fds, _, _ = socket.recv_fds(connection, len(_HELLO), _NUM_FDS, socket.MSG_CMSG_CLOEXEC)
+    except OSError as error:
+        raise LinkLost(f"shm: {error}") from error
+    memories = [SharedMemory.of_peer(fd) for fd in fds]
+    if message != _HELLO or len(memories) not in (0, _NUM_FDS):
+        raise ProtocolViolation(f"shm: not an introduction: {message!r} with {len(memories)} descriptors")
+    return _PeerPool(memories[0], PeerHolds(memories[1])) if memories else None

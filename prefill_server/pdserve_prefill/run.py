@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pdserve.rpc.session import SessionServer
 from pdserve.rpc.v1 import worker_pb2 as pb
 from pdserve.tracing import Tracer
 from pdserve.transfer import grpc_link, shm, tcp
+from pdserve.transfer.outbox import Ways
 from pdserve.worker import program
 from pdserve.worker.directory import RequestDirectory
 from pdserve.worker.identity import new_incarnation
@@ -30,7 +32,8 @@ def run(settings: PrefillSettings, environment: Mapping[str, str]) -> None:
     """Loads the model and serves until a signal. Raises ``ConfigError`` or ``UnsupportedModel``."""
     secret = secret_bytes(settings.secret, settings.host)
     path = resolve_model(settings.model)
-    built = build_engine(path, settings.engine_config(prefill_chunk_tokens=settings.max_num_batched_tokens))
+    config = settings.engine_config(prefill_chunk_tokens=settings.max_num_batched_tokens)
+    built = build_engine(path, replace(config, shares_kv=True))
     # What is loaded stays: no collection needs to look at it again.
     gc.collect()
     gc.freeze()
@@ -45,10 +48,14 @@ async def _serve(
     identity = worker_identity(
         built, role=pb.WORKER_ROLE_PREFILL, incarnation=new_incarnation(), model_name=path.name
     )
+    shared_memory = shm.SharedMemoryWay(built.storage, clock)
     service = PrefillService(
         built,
         identity,
-        connectors={shm.NAME: shm.connect, tcp.NAME: tcp.connect, grpc_link.NAME: grpc_link.connect},
+        ways=Ways(
+            {shm.NAME: shared_memory.connect, tcp.NAME: tcp.connect, grpc_link.NAME: grpc_link.connect},
+            shared_memory.senders,
+        ),
         directory=RequestDirectory(max_num_requests=settings.max_num_requests, role="prefill", tracer=tracer),
         event_loop=asyncio.get_running_loop(),
         on_broken=program.end_broken,

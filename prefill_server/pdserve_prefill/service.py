@@ -23,7 +23,7 @@ from pdserve.rpc.v1 import worker_pb2 as pb
 from pdserve.tracing import Attributes
 from pdserve.transfer import tcp
 from pdserve.transfer.hello import Hello
-from pdserve.transfer.outbox import Connect, Outbox
+from pdserve.transfer.outbox import Outbox, Ways
 from pdserve.transfer.push import HandoffOutcome
 from pdserve.transfer.wire_choice import WireOption
 from pdserve.worker.directory import RequestDirectory
@@ -47,7 +47,7 @@ class PrefillService:
         identity: pb.WorkerIdentity,
         *,
         directory: RequestDirectory,
-        connectors: dict[str, Connect],
+        ways: Ways,
         event_loop: asyncio.AbstractEventLoop,
         on_broken: Callable[[], None],
         clock: Clock,
@@ -66,17 +66,19 @@ class PrefillService:
         self.engine_loop = EngineLoop(
             built.engine, on_outputs=self.on_outputs, on_broken=on_broken, clock=clock
         )
-        ways = gpu_ways(built.storage, clock)
+        gpu = gpu_ways(built.storage, clock)
         self.outbox = Outbox(
             hello=Hello(identity.incarnation, identity.model_fingerprint, built.storage.layout),
-            kv=ways.kv,
-            connectors=connectors | dict.fromkeys(ways.senders, tcp.connect),
-            payload_openers=ways.senders,
+            kv=gpu.kv,
+            ways=Ways(
+                {**ways.connectors, **dict.fromkeys(gpu.senders, tcp.connect)},
+                {**ways.payload_openers, **gpu.senders},
+            ),
             clock=clock,
             wire_option=wire_option,
         )
         self.metrics = WorkerMetrics(self.status, self._directory)
-        for collector in (self._transfers, *ways.collectors):
+        for collector in (self._transfers, *gpu.collectors):
             self.metrics.register(collector)
         built.engine.on_layer_written = self.on_layer_written
 

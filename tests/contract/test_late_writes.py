@@ -10,7 +10,6 @@ import pytest
 from pdserve.transfer.stream import ByteStream
 from tests.support.links import (
     BACKENDS,
-    BESIDE_THE_STREAM,
     LAYOUT,
     WAIT_S,
     Decode,
@@ -28,13 +27,12 @@ TARGET = (5, 6, 7)
 POISON = -1.0
 # In the OPEN, in a DATA header, before the first payload byte, in payloads, in a later frame.
 HOLD_AT = (300, 420, 460, 500, 700, 1200, 1700)
-# In the OPEN, in a DATA header, before a checksum, in it.
-HOLD_AT_BESIDE = (14, 84, 139, 143)
-HOLDS = [
-    (backend, place)
-    for backend in BACKENDS
-    for place in (HOLD_AT_BESIDE if backend in BESIDE_THE_STREAM else HOLD_AT)
-]
+HOLD_AT_BESIDE = {
+    "nccl": (14, 84, 139, 143),  # in the OPEN, in a DATA header, before a checksum, in it
+    "cuda-ipc": (14, 84, 139, 143),
+    "shm": (14, 84, 139, 145, 160, 173),  # before an offer, in it, in its offsets, behind the first two
+}
+HOLDS = [(backend, place) for backend in BACKENDS for place in HOLD_AT_BESIDE.get(backend, HOLD_AT)]
 
 
 class HeldStream:

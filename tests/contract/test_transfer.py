@@ -340,7 +340,8 @@ class DeafStream(FaultyStream):
 def stops() -> Iterator[tuple[str, int]]:
     """In a payload where there is one, in a DATA header, in a checksum (of a frame that has all)."""
     for backend in BACKENDS:
-        places = (84, 143) if backend in BESIDE_THE_STREAM else (400, 700, 5011)
+        beside = (84, 145, 200, 303) if backend == "shm" else (84, 143)
+        places = beside if backend in BESIDE_THE_STREAM else (400, 700, 5011)
         yield from ((backend, place) for place in places)
 
 

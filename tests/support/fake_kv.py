@@ -23,13 +23,14 @@ class NumpyLanding:
 
 
 class NumpyKV:
-    def __init__(self, layout: KVLayout, num_blocks: int) -> None:
+    def __init__(self, layout: KVLayout, num_blocks: int, *, is_shared: bool = False) -> None:
         self.layout = layout
         heads, block, dim = layout.num_kv_heads, layout.block_size, layout.head_dim
         shape = (heads, block, dim) if layout.order is PoolOrder.HEAD_MAJOR else (block, heads, dim)
         pool_bytes = num_blocks * heads * block * dim * 4
-        self.shared_memory = SharedMemory.create(2 * layout.num_layers * pool_bytes)
-        whole = np.frombuffer(self.shared_memory.content, np.float32)
+        memory = SharedMemory.create(2 * layout.num_layers * pool_bytes)
+        self.shared_memory = memory if is_shared else None
+        whole = np.frombuffer(memory.content, np.float32)
         self.pools: list[Array] = list(whole.reshape(2 * layout.num_layers, num_blocks, *shape))
 
     def randomize(self, seed: int) -> None:

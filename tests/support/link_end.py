@@ -27,7 +27,7 @@ from pdserve.kvcache.storage import KVStorage
 from pdserve.transfer import tcp
 from pdserve.transfer.hello import Hello
 from pdserve.transfer.landing import LandingPlan, LandingTable
-from pdserve.transfer.outbox import Outbox
+from pdserve.transfer.outbox import Outbox, Ways
 from pdserve.transfer.push import Endpoint, HandoffOutcome, PushPlan
 from pdserve.worker.gpu_ways import gpu_ways
 
@@ -67,8 +67,9 @@ def digest(kv: KVBytes) -> str:
     """Of the KV of the block table's tokens, whatever the layout."""
     layout = kv.layout
     everything = Segment(0, layout.num_layers, 0, layout.num_kv_heads, 0, NUM_TOKENS)
-    views = kv.read_views(everything, block_table(layout), WireOrder.TOKEN)
-    return xxhash.xxh3_64_hexdigest(b"".join(views))
+    content = memoryview(bytearray(everything.payload_bytes(layout, WireOrder.TOKEN)))
+    kv.outgoing(everything, block_table(layout), WireOrder.TOKEN).gather(0, content)
+    return xxhash.xxh3_64_hexdigest(content)
 
 
 def accept_any(ticket: bytes, plan: LandingPlan) -> None:
@@ -124,8 +125,7 @@ def run_prefill(storage: KVStorage, voice: Voice) -> None:
     outbox = Outbox(
         hello=Hello(PREFILL_INCARNATION, "model", storage.layout),
         kv=ways.kv,
-        connectors={"tcp": tcp.connect, **dict.fromkeys(ways.senders, tcp.connect)},
-        payload_openers=ways.senders,
+        ways=Ways({"tcp": tcp.connect, **dict.fromkeys(ways.senders, tcp.connect)}, ways.senders),
         clock=clock,
     )
 

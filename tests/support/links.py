@@ -24,7 +24,7 @@ from pdserve.transfer.hello import Hello
 from pdserve.transfer.landing import LandingPlan, LandingTable
 from pdserve.transfer.nccl import payloads as nccl_payloads
 from pdserve.transfer.nccl.pair import NcclPairs
-from pdserve.transfer.outbox import Connect, Outbox
+from pdserve.transfer.outbox import Connect, Outbox, Ways
 from pdserve.transfer.payload import PayloadReceiver, PayloadSender, ReceiverOpeners
 from pdserve.transfer.push import Endpoint, HandoffOutcome, PushPlan
 from pdserve.transfer.sender import LinkLimits
@@ -39,9 +39,12 @@ TICKET = b"good ticket"
 MODEL = "model"
 WAIT_S = 10.0
 LIMITS = LinkLimits()
-BACKENDS = ["inproc", "tcp", "grpc", "shm", "nccl", "cuda-ipc"]
+# "unix": the transport shm where prefill's pool is not in shared memory.
+BACKENDS = ["inproc", "tcp", "grpc", "shm", "unix", "nccl", "cuda-ipc"]
+ON_THIS_HOST = {"shm", "unix"}
+OVER_TCP = {"tcp", "nccl", "cuda-ipc"}
 # Their payloads are not in the stream.
-BESIDE_THE_STREAM = {"nccl", "cuda-ipc"}
+BESIDE_THE_STREAM = {"shm", "nccl", "cuda-ipc"}
 LAYOUT = KVLayout(
     num_layers=3, num_kv_heads=2, head_dim=8, dtype="float32", block_size=4, order=PoolOrder.HEAD_MAJOR
 )
@@ -54,6 +57,7 @@ def place_in_stream(backend: str, at: int) -> int:
     pairs: dict[str, dict[str, object]] = {
         "nccl": {"version": "2.30.3"},
         "cuda-ipc": {**own_identity().as_dict(), "unmapped": []},
+        "shm": {},
     }
     frames = (Hello(100, "model", LAYOUT).as_dict(), {"transport": backend, **pairs[backend]})
     return at + sum(HEADER_BYTES + len(pack_json(frame)) for frame in frames)
@@ -177,7 +181,7 @@ def _listen(
         inproc_listener = inproc.InprocListener(table, clock=clock)
         stack.callback(inproc_listener.close)
         return "", inproc_listener.connect
-    if backend == "tcp" or backend in BESIDE_THE_STREAM:
+    if backend in OVER_TCP:
         listener = tcp.TcpListener(
             table,
             host="127.0.0.1",
@@ -188,11 +192,11 @@ def _listen(
         listener.start()
         stack.callback(listener.close)
         return f"127.0.0.1:{listener.port}", tcp.connect
-    if backend == "shm":
+    if backend in ON_THIS_HOST:
         shm_listener = shm.SharedMemoryListener(table, clock=clock)
         shm_listener.start()
         stack.callback(shm_listener.close)
-        return shm_listener.address, shm.connect
+        return shm_listener.address, _connect_with_pool
     assert backend == "grpc", backend
     thread = event_loop_thread()
 
@@ -208,6 +212,10 @@ def _listen(
     return f"127.0.0.1:{bound}", grpc_link.connect
 
 
+def _connect_with_pool(endpoint: Endpoint, limit_s: float) -> ByteStream:
+    raise AssertionError("shm connects from a pool: see open_prefill")
+
+
 @contextmanager
 def open_prefill(
     backend: str,
@@ -220,20 +228,26 @@ def open_prefill(
     nccl_version: str = "2.30.3",
     wire_option: WireOption = "same",
 ) -> Iterator[Prefill]:
-    kv = NumpyKV(layout, num_blocks=64)
+    kv = NumpyKV(layout, num_blocks=64, is_shared=backend == "shm")
     kv.randomize(incarnation)
     nccl, ipc = NcclEnd(kv, nccl_version), IpcEnd(kv)
+    shared_memory = shm.SharedMemoryWay(kv, MonotonicClock())
+    if backend in ON_THIS_HOST:
+        connect = shared_memory.connect
     outbox = Outbox(
         hello=Hello(incarnation, MODEL, layout),
         kv=kv,
-        connectors={
-            "tcp": tcp.connect,  # the last rung of the ladder
-            backend: lambda endpoint, limit_s: wrap(connect(endpoint, limit_s)),
-        },
-        payload_openers={
-            "nccl": functools.partial(nccl_payloads.open_sender, nccl.pairs, nccl.clock),
-            "cuda-ipc": ipc.open_sender,
-        },
+        ways=Ways(
+            {
+                "tcp": tcp.connect,  # the last rung of the ladder
+                backend: lambda endpoint, limit_s: wrap(connect(endpoint, limit_s)),
+            },
+            {
+                "nccl": functools.partial(nccl_payloads.open_sender, nccl.pairs, nccl.clock),
+                "cuda-ipc": ipc.open_sender,
+                **shared_memory.senders,
+            },
+        ),
         clock=MonotonicClock(),
         limits=limits,
         wire_option=wire_option,

@@ -7,7 +7,7 @@ from pdserve.kvcache.layout import KVLayout, PoolOrder
 from pdserve.kvcache.storage import KVStorage
 from pdserve.transfer.hello import Hello
 from pdserve.transfer.ladder import BACK_OFF_S, Ladder
-from pdserve.transfer.outbox import Outbox
+from pdserve.transfer.outbox import Outbox, Ways
 from pdserve.transfer.push import Endpoint, PushPlan
 from pdserve.transfer.stream import ByteStream, LinkLost
 
@@ -49,7 +49,7 @@ class Attempts:
         self.outbox = Outbox(
             hello=Hello(1, "model", LAYOUT),
             kv=KVStorage(LAYOUT, num_blocks=2),
-            connectors={"shm": self._connect, "tcp": self._connect},
+            ways=Ways({"shm": self._connect, "tcp": self._connect}),
             clock=self.clock,
         )
 

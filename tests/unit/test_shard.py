@@ -37,9 +37,8 @@ def fill(kv: NumpyKV, shard: Shard, whole: np.ndarray, table: list[int]) -> None
     layers = whole[shard.layer_begin : shard.layer_begin + shard.num_layers]
     mine = layers[:, :, :, shard.head_begin : shard.head_begin + shard.num_heads]
     everything = Segment(0, shard.num_layers, 0, shard.num_heads, 0, whole.shape[2])
-    landing = kv.write_views(everything, table, WireOrder.TOKEN)
-    for view, content in zip(landing.views, mine.reshape(-1, *mine.shape[2:]), strict=True):
-        view[:] = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
+    landing = kv.incoming(everything, table, WireOrder.TOKEN)
+    landing.payload.scatter(0, memoryview(bytearray(mine.tobytes())))
     landing.finish()
 
 
@@ -66,11 +65,12 @@ def test_any_two_cuts_of_a_model_exchange_its_kv(
         coverage = Coverage(owed)
         sent = deliveries(sources, target, token_begin=num_cached, num_tokens=num_tokens - num_cached)
         for index, segment in sent:
-            source = prefill[index].read_views(sources[index].local(segment), tables[0], WireOrder.TOKEN)
+            source = prefill[index].outgoing(sources[index].local(segment), tables[0], WireOrder.TOKEN)
+            content = memoryview(bytearray(source.num_bytes))
+            source.gather(0, content)
             coverage.add(target.local(segment))
-            landing = decode.write_views(target.local(segment), tables[1], WireOrder.TOKEN)
-            for view, content in zip(landing.views, source, strict=True):
-                view[:] = content
+            landing = decode.incoming(target.local(segment), tables[1], WireOrder.TOKEN)
+            landing.payload.scatter(0, content)
             landing.finish()
         assert coverage.is_complete
         if num_cached < num_tokens:

@@ -128,6 +128,9 @@ class IpcPayloadSender:
         self._wait(is_copied, "copy")
         return checksum()
 
+    def forget(self, reservation_id: int) -> None:
+        """Whatever was sent has been gathered."""
+
     def hear(self, header: Header) -> None:
         if self._is_taken.is_set():
             raise ProtocolViolation("TAKEN, and nothing was there")

@@ -90,6 +90,9 @@ class NcclPayloadSender:
         self._wait(self._pair.mark(), "nccl: send")
         return checksum()
 
+    def forget(self, reservation_id: int) -> None:
+        """Whatever was sent has been gathered."""
+
     def hear(self, header: Header) -> None:
         raise ProtocolViolation(f"{header.kind.name} does not go with NCCL")
 
